@@ -1,4 +1,6 @@
-"""Private names of other packages still do what `sinklab.core.compat` says."""
+"""Private names of other packages still do what `sinklab.core.compat` and
+`sinklab.lab.checkpoints.materialize` expect of them.
+"""
 
 import json
 
@@ -22,7 +24,7 @@ CONFIG = LlamaConfig(
 
 def test_an_attention_is_chosen_without_a_look_at_the_hub():
     config = LlamaConfig(**CONFIG.to_dict())
-    compat.choose_attention(config, "sdpa")
+    config._attn_implementation = "sdpa"
     assert LlamaForCausalLM(config).config._attn_implementation == "sdpa"
 
 
@@ -59,33 +61,24 @@ def test_a_model_that_is_built_follows_the_choice_of_experts():
         "num_experts": 4,
     }
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts_per_tok=2)).double()
-    compat.choose_experts(model.config, "eager")
+    model.config._experts_implementation = "eager"
     # the grouped product of torch takes no float64
     assert model(torch.arange(6)[None]).logits.isfinite().all()
 
 
 def test_layers_that_may_not_be_divided_are_named():
-    assert compat.indivisible_layers(LlamaForCausalLM(CONFIG)) == ["LlamaDecoderLayer"]
+    assert {*LlamaForCausalLM(CONFIG)._no_split_modules} == {"LlamaDecoderLayer"}
 
 
 def test_what_is_marked_as_initialized_keeps_its_values():
     layer = nn.Linear(2, 2)
     before = layer.weight.detach().clone()
-    compat.mark_initialized(layer.weight, True)
-    compat.mark_initialized(layer.bias, False)
+    layer.weight._is_hf_initialized = True
+    layer.bias._is_hf_initialized = False
     init.zeros_(layer.weight)
     init.constant_(layer.bias, 3.0)
     assert torch.equal(layer.weight, before)
     assert (layer.bias == 3.0).all()
-
-
-def test_hooks_are_counted_by_module():
-    layer = nn.Linear(2, 2)
-    before, after = compat.forward_hooks(layer)
-    handle = layer.register_forward_pre_hook(lambda *_: None)
-    assert (len(before), len(after)) == (1, 0)
-    handle.remove()
-    assert not before
 
 
 def test_the_keys_of_a_config_are_those_that_transformers_writes(tmp_path):

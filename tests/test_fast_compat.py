@@ -16,6 +16,15 @@ def test_hooks_are_counted_everywhere():
         assert compat.has_global_hooks()
 
 
+def test_hooks_are_counted_by_module():
+    layer = nn.Linear(2, 2)
+    before, after = compat.forward_hooks(layer)
+    handle = layer.register_forward_pre_hook(lambda *_: None)
+    assert (len(before), len(after)) == (1, 0)
+    handle.remove()
+    assert not before
+
+
 def test_the_attention_of_the_cpu_says_its_log_sum_exp():
     q_BHQD, k_BGKD, v_BGKD = (
         torch.randn(2, 4, 3, 8),

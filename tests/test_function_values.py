@@ -140,7 +140,7 @@ def named_as_the_base(call, select=3): ...
     "function", [odd, starred, named_as_the_base], ids=lambda one: one.__name__
 )
 def test_an_argument_that_cannot_be_an_option_is_refused(function):
-    with pytest.raises(ValueError, match="cannot be an option of a selector"):
+    with pytest.raises(ValueError, match="a selector takes call and then its options"):
         selectors.register("odd")(function)
 
 
@@ -155,7 +155,9 @@ def test_options_without_annotation_are_read_by_their_defaults():
 
 
 def test_too_few_arguments_are_refused_and_commands_stay_functions():
-    with pytest.raises(ValueError, match="takes received, queries, exists, but lone takes 1"):
+    with pytest.raises(
+        ValueError, match=r"takes received, queries, exists .*, but is lone\(received\)"
+    ):
 
         @rules.register("lone")
         def lone(received):

@@ -69,12 +69,12 @@ def test_a_registry_is_a_mapping_of_classes_by_name():
         and "ball" in toys
         and "bal" not in toys
     )
-    assert toys["ball"] is Ball and toys.name_of(Ball) == toys.name_of(Ball(3)) == "ball"
+    assert toys["ball"] is Ball and toys.name_of(Ball(3)) == "ball"
     with refusing(r"'bal'; .*did you mean 'ball'"):
         toys["bal"]
     with refusing(r"'sledge'; .*--plugin"):
         toys["sledge"]
-    refused(r"Ball\(…\)", toys.parse, Ball)
+    refused("Ball.* is no registered toy.*pass an object", toys.parse, Ball)
     refused("3 is no registered toy", toys.name_of, 3)
 
 
@@ -108,16 +108,11 @@ def test_values_are_read_from_text(text, value):
     assert toys.parse(toys.as_text(value)) == value
 
 
-def test_words_name_every_option_and_text_stands_for_a_value():
-    assert toys.words(Ball()) == "ball (size = 1, weight = none, color = red)"
-    assert toys.words(Ball(2, 0.25)) == "ball (size = 2, weight = 0.25, color = red)"
-    other = object()
-    assert (
-        toys.parsed("ball:size=3") == Ball(3)
-        and toys.parsed(other) is other
-        and toys.parsed(None) is None
-    )
-    refused("did you mean 'ball'", toys.parsed, "bal:size=3")
+def test_an_object_of_the_base_need_not_be_registered():
+    other = Made()
+    assert toys.parse("ball:size=3", Made) == Ball(3) and toys.parse(other, Made) is other
+    refused("did you mean 'ball'", toys.parse, "bal:size=3", Made)
+    refused("object of class Made, got 3", toys.parse, 3, Made)
 
 
 def test_text_has_brackets_where_needed_and_what_only_keywords_reach_comes_last():
@@ -127,7 +122,6 @@ def test_text_has_brackets_where_needed_and_what_only_keywords_reach_comes_last(
         (Kite(2, maker="me"), "kite:tail=2,maker=me"),
     ):
         assert toys.as_text(value) == text
-    assert toys.make("box", content=Ball(2), corners=(1,)) == Box(Ball(2), corners=(1,))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +132,7 @@ def test_text_has_brackets_where_needed_and_what_only_keywords_reach_comes_last(
         ("ball:size=1,size=2", "'size=2' is no single field=value"),
         ("ball:size=big", "size takes int, got 'big'; write size=…"),
         ("box:is_open=yes", "is_open takes bool, got 'yes'"),
-        ("box:content=bal", "unknown toy 'bal'"),
+        ("box:content=bal", "toy must be one of ball, box, kite, but is 'bal'"),
         ("kite", "the toy 'kite' needs tail; write kite:tail=…"),
         ({"size": 1}, "{'size': 1} is no registered toy; known are"),
     ],
@@ -147,14 +141,11 @@ def test_what_is_no_value_is_refused_by_name(given, message):
     refused(message, toys.parse, given)
 
 
-def test_a_field_without_a_dataclass_of_its_own_is_named(monkeypatch):
-    annotated = type("Marble", (Ball,), {"__annotations__": {"glow": int}})
-    monkeypatch.setitem(toys._classes, "marble", annotated)
-    refused("glow .*@dataclass", toys.parse, "marble:glow=1")
-
-
-def test_a_class_is_no_value():
-    refused("got the class Ball", toys.as_text, Ball)
+def test_a_class_that_is_no_dataclass_is_no_value(monkeypatch):
+    kind = type("Marble", (), {})
+    monkeypatch.setitem(toys._classes, "marble", kind)
+    for call, given in ((toys.parse, "marble"), (toys.as_text, kind())):
+        refused("Marble .*@dataclass", call, given)
 
 
 EXAMPLES = {
@@ -207,7 +198,10 @@ def test_edits_are_written_as_text(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("block_key:keys=sinks", "unknown intervention .* known are .*did you mean 'block_keys'"),
+        (
+            "block_key:keys=sinks",
+            "intervention must be one of .*'block_key'; did you mean 'block_keys'",
+        ),
         ("block_keys:kees=sinks", "'block_keys' has no field 'kees'; did you mean 'keys'"),
         ("block_keys:keys=top:k=1,name=other", "'block_keys' has no field 'name'"),
         ("window_attention:keep=1+3", "'window_attention' needs radius"),
@@ -276,9 +270,7 @@ def test_near_names_are_offered():
     assert errors.near("what", ("received",)) == ""
     twice = errors.near("--promt", ("--prompt", "--prompts", "--prompts"))
     assert twice == "did you mean '--prompt' or '--prompts'?"
-    assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
-        "unknown rule 'x'; known are a, b; register it"
-    )
+    refused("of a, b, but is 'x'; register it", errors.one_of, "rule", "x", "ab", "register it")
     refused(r"'fats'; did you mean 'fast'\?", errors.one_of, "mode", "fats", ("fast", "slow"))
     errors.one_of("mode", "fast", ("fast", "slow"))
     refused("ball has no field 'x'", errors.known_fields, "a ball", ["size", "x"], ["size"])
@@ -304,8 +296,6 @@ def test_settings_are_checked_in_one_place():
         refused(message, Settings, **given)
 
 
-@pytest.mark.parametrize(
-    ("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")]
-)
-def test_what_has_no_fields_has_no_text(given, remedy):
-    refused(f"made of the fields .*{remedy}", interventions.as_text, given)
+@pytest.mark.parametrize("given", ["top:k=1", object(), BlockKeys])
+def test_what_is_not_registered_has_no_text(given):
+    refused("no registered intervention.*register its class", interventions.as_text, given)

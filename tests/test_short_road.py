@@ -111,7 +111,7 @@ def test_it_writes_as_its_kind_writes(tmp_path):
 def test_what_cannot_be_scored_is_refused(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     refused("at least one token", lm.loss, [])
-    refused("intervention 'mask_sink'", lm.loss, TEXT, edits=["mask_sink:k=1"])
+    refused("intervention must be one of .*'mask_sink'", lm.loss, TEXT, edits=["mask_sink:k=1"])
     refused(
         "a text is scored in one step",
         lm.loss,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.received import attention_statistics
-from sinklab.core.compat import forward_hooks
 from sinklab.core.probing import (
     BlockKeys,
     Intervention,
@@ -149,7 +148,9 @@ def _three_texts(model: Any) -> list[Tensor]:
 
 
 def _hooks(model: Any) -> int:
-    return sum(len(hooks) for module in model.modules() for hooks in forward_hooks(module))
+    return sum(
+        len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()
+    )
 
 
 def _edited(

@@ -228,7 +228,7 @@ def test_spared_positions_are_none_below_zero():
         (HandWritten(), MaskSinks(12), "all 12 keys of"),
         (llama(), BlockKeys(Random(TopKeys(6))), "^6 keys .* row 0 .* has 2 "),
         (by_itself(llama(attention="eager")), MaskSinks(1), "sdpa"),
-        (HandWritten(), MaskSinks, "instances"),
+        (HandWritten(), MaskSinks, "object of class Intervention"),
     ],
 )
 def test_what_a_model_has_not_is_refused(model, edit, message):

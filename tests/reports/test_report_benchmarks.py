@@ -778,7 +778,7 @@ def test_what_is_no_curve_is_refused(tmp_path):
         r"'curve': .* kind 'benchmark'", as_curves, [run, benchmark(tmp_path / "b", {"piqa": [1]})]
     )
     refused(
-        "'jpg'; known are pdf, png, svg",
+        "png, svg, pdf, but is 'jpg'",
         write_masking_curves,
         run,
         tmp_path / "out",

@@ -109,7 +109,13 @@ def test_markdown_keeps_cells_apart():
 def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
     run = make_study()
     refused(r"'layer'; .*'layers'", table, run, "layer")
-    refused("table 'cvs'; known are csv, md", write_tables, run, tmp_path / "t", formats=("cvs",))
+    refused(
+        "table must be one of parquet, csv, md, but is 'cvs'",
+        write_tables,
+        run,
+        tmp_path / "t",
+        formats=("cvs",),
+    )
     assert not (tmp_path / "t").exists()
 
 
@@ -243,13 +249,13 @@ def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_stud
     for wrong, message in (
         (
             {"names": ("sink_pths",)},
-            r"unknown figure 'sink_pths'; known are .*; did you mean 'sink_paths'",
+            r"figure must be .*'sink_pths'; did you mean 'sink_paths'",
         ),
         (
             {"formats": ("pgn",)},
-            r"unknown format of a figure 'pgn'; known are pdf, png, svg; did you mean 'png'",
+            r"format of a figure must be one of png, svg, pdf, but is 'pgn'; did you mean 'png'",
         ),
-        ({"paper": "neurps"}, r"unknown paper 'neurps'; known are acl, .*; did you mean 'neurips'"),
+        ({"paper": "neurps"}, r"paper must be .*'neurps'; did you mean 'neurips'"),
         ({"themes": ("black",)}, r"one of light, dark, but is 'black'"),
     ):
         refused(message, draw_all, run, tmp_path / "out", **wrong)

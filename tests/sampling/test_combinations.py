@@ -141,7 +141,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
 def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
     def order(seed, alg_temp):
         drawn = start(
-            seed, rule=unmasking_rules.make(rule, alg_temp=alg_temp), schedule=schedule, steps=12
+            seed, rule=unmasking_rules[rule](alg_temp=alg_temp), schedule=schedule, steps=12
         )
         return [step.committed_BS.tolist() for step in drawn]
 

@@ -106,13 +106,13 @@ def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
         ({"schedule": "threshold:factor=1.5"}, "threshold.*factor"),
         ({"rule": "random:alg_temp=0.1"}, "random.*alg_temp"),
         ({"rule": "entropy:defer_ids=1"}, "entropy.*defer_ids"),
-        ({"cache": "none:refresh_every=2"}, "unknown cache|none.*refresh_every"),
+        ({"cache": "none:refresh_every=2"}, "cache must be|none.*refresh_every"),
         (
             {"rule": "lowconfidence"},
-            r"unknown unmasking rule 'lowconfidence'.*did you mean 'low_confidence",
+            r"unmasking rule must be .*'lowconfidence'; did you mean 'low_confidence",
         ),
-        ({"schedule": "evn"}, r"unknown schedule 'evn'.*did you mean 'even'\?"),
-        ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean 'dual'\?"),
+        ({"schedule": "evn"}, r"schedule must be .*'evn'; did you mean 'even'\?"),
+        ({"cache": "duel"}, r"cache must be .*'duel'; did you mean 'dual'\?"),
     ],
     ids=str,
 )

@@ -195,7 +195,7 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
         (by_protocol("paper", 2), "when='previous' has no step"),
         (by_protocol("held", 2), "when='kept' has no step before"),
         (MaskSinks(k=14), "every query must keep a key, .*row 1"),
-        (MaskSinks, "intervene takes edits"),
+        (MaskSinks, "object of class Intervention, got"),
     ],
 )
 def test_edits_that_do_not_fit_are_refused(edit, message):

@@ -198,7 +198,7 @@ def test_errors():
         r"\(2, 3\) and \(2, 5, 3, 4\)", find_sinks, np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3))
     )
     refused("pass recording.visible", find_sinks, np.ones(4), Excess(), None)
-    refused("Excess, Gu .* got 3", find_sinks, np.ones(4), 3, 4)
+    refused("sink rule .*excess, gu.* got 3", find_sinks, np.ones(4), 3, 4)
     refused("depends on the scores", Excess(3.0, "zscore").threshold, 5)
 
 

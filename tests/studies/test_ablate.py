@@ -167,7 +167,7 @@ def test_sentences_say_what_the_rows_say():
 def test_what_makes_no_sense_is_refused():
     loaded = tiny_loaded()
     refused("one of model, layer, head, but is 'heads'", settings, by="heads")
-    refused("unknown sink rule", settings, sink_rule="exces")
+    refused("sink rule must be", settings, sink_rule="exces")
     refused("0 to 1, but no 5; leave it out", masking_curve, loaded, "a", settings(layers=(0, 5)))
     refused("k is 16 and a row has 16", masking_curve, loaded, "a", settings(ks=(16,)))
     refused("fit the context of tiny test", masking_curve, loaded, "a", settings(length=100))

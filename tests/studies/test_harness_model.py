@@ -280,7 +280,7 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
             {"mask_snks": 2},
             "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
         ),
-        ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
+        ({"edits": "mask_snks:k=2"}, "intervention must be .*'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         (
             {"control": "random"},
@@ -288,7 +288,7 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
         ),
         (
             {"mask_sinks": 1, "sink_rule": "exces"},
-            "unknown sink rule 'exces'; .*did you mean 'excess'",
+            "sink rule must be .*'exces'; did you mean 'excess'",
         ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"tasks": ""}, "at least one task"),

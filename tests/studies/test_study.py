@@ -149,7 +149,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
     [
         (
             {"statistics": ("key_norms",)},
-            "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'",
+            "statistic must be .*'key_norms'; did you mean 'key_norm'",
         ),
         ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),

@@ -1,13 +1,14 @@
-"""Private names of torch, transformers and accelerate that the package relies on, each with a test:
-the list to check when one of them is upgraded.
+"""Private names of torch and transformers that the core relies on, each with a test: the list to
+check when one of them is upgraded.
 """
 
 import dataclasses
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from torch import _C, nn
 
 
 def stated(thing: Any, name: str, default: Any = None) -> Any:
-    """An attribute that objects of torch and transformers have or lack; the default without it."""
+    """An attribute that objects of torch and transformers may lack."""
     return getattr(thing, name, default)
 
 
 def config_value(module: Any, name: str) -> Any:
-    """A value of the transformers config of a module; None without a config, or without it."""
+    """A value of the transformers config of a module, if it has both."""
     return stated(stated(module, "config"), name)
 
 
@@ -35,78 +36,58 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def seen_length(store: Any) -> int:
-    """Positions that a layer of a cache has seen; 0 if it does not tell the host: a static one that
-    keeps every key counts on its device.
+    """Positions that a layer of a cache has seen; 0 if it counts on its device, as a static one
+    does.
     """
-    length = None
-    if hasattr(store, "get_seq_length"):
-        length = store.get_seq_length()
+    length = stated(store, "get_seq_length", int)()
     if not isinstance(length, int):
         return 0
     return length
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside a backward pass, in which gradient checkpointing runs layers a
-    second time.
-    """
+    """Whether this thread is in a backward pass: gradient checkpointing runs layers again in it."""
     return _C._current_graph_task_id() != -1
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code of torch.compile, which hides its attention calls from
-    hooks and modes.
-    """
+    """Whether calling this module runs code of torch.compile, which hooks and modes do not see."""
     if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
         return True
-    return has_own_forward(module) and hasattr(module.forward, "_torchdynamo_orig_callable")
+    return stated(module.forward, "_torchdynamo_orig_callable") is not None
 
 
-def _frames(code: CodeType) -> Iterator[FrameType]:
-    """The calls of a function that this thread is in, the inner ones first."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is code:
-            yield frame
-        frame = frame.f_back
+def _calls_of(code: CodeType) -> list[dict[str, Any]]:
+    """The local variables of every call of a function that this thread is in."""
+    frames = traceback.walk_stack(sys._getframe())
+    return [frame.f_locals for frame, _ in frames if frame.f_code is code]
 
 
 def is_running(module: nn.Module) -> bool:
-    """Whether a hook before this module's forward is called from within another forward of it, in
-    this thread.
-    """
-    calls = _frames(nn.Module._call_impl.__code__)
-    return sum(frame.f_locals["self"] is module for frame in calls) > 1
+    """Whether a hook before this module's forward is called inside another forward of it."""
+    calls = _calls_of(nn.Module._call_impl.__code__)
+    return sum(call["self"] is module for call in calls) > 1
 
 
 def generation_modes() -> list[str]:
-    """How each ``generate`` of transformers that this thread is in writes: "sample",
-    "beam_search", …
-    """
+    """How each ``generate`` that this thread is in writes: "sample", "beam_search", …"""
     utils = sys.modules.get("transformers.generation.utils")
     if utils is None:
         return []
-    calls = _frames(inspect.unwrap(utils.GenerationMixin.generate).__code__)
-    return [frame.f_locals["generation_mode"].value for frame in calls]
+    calls = _calls_of(inspect.unwrap(utils.GenerationMixin.generate).__code__)
+    return [call["generation_mode"].value for call in calls]
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one; the module itself if it was not, or if
-    it compiles itself.
-    """
+    """The module that torch.compile was given for this one, or the module itself."""
     inner: Any = module._modules.get("_orig_mod", module)
     return inner
 
 
-def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks of a module by number: those before its forward, and those after it."""
-    return module._forward_pre_hooks, module._forward_hooks
-
-
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Make float32 products on CUDA exact inside the block. Of torch's two switches the newer
-    governs cuBLAS, and follows the older; "none" is exact.
+    """Make float32 products on CUDA exact. Of torch's two switches the newer governs cuBLAS, and
+    follows the older; "none" is exact.
     """
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
@@ -122,10 +103,7 @@ def without_tf32(device: torch.device) -> Iterator[None]:
 
 def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """A function of torch.nn.functional that is written in Python, with `attention` in place of
-    SDPA inside.
-
-    A mode is given such a function whole. Its names are another dictionary here, and torch's own
-    stays as it is.
+    SDPA: a mode is given it whole. Torch's own stays as it is.
     """
     own = {"has_torch_function": lambda tensors: False, "scaled_dot_product_attention": attention}
     inside = FunctionType(
@@ -135,17 +113,8 @@ def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) ->
     return inside
 
 
-def choose_attention(config: Any, name: str) -> None:
-    """Give a transformers config this attention without a look at the Hub, which may have a
-    repository of that name.
-    """
-    config._attn_implementation = name
-
-
 def lacks_sdpa(model: nn.Module) -> str:
-    """Name of the transformers class in this model that has no SDPA, so that asking for it changes
-    nothing; else "".
-    """
+    """Name of a transformers class in this model without SDPA: asking for it changes nothing."""
     for module in model.modules():
         if stated(type(module), "_supports_sdpa") is False:
             return type(module).__name__
@@ -198,51 +167,28 @@ def attention_function(base: str) -> Callable[..., Any] | None:
     return AttentionInterface._global_mapping.get(base)
 
 
-def choose_experts(config: Any, name: str) -> None:
-    """Give a transformers config this way to compute its experts; a model that is built of it
-    follows at once.
-    """
-    config._experts_implementation = name
-
-
-def indivisible_layers(model: Any) -> list[str]:
-    """Classes of a transformers model's layers that a device map may not divide."""
-    return list(model._no_split_modules or ())
-
-
-def mark_initialized(parameter: Any, initialized: bool) -> None:
-    """Whether transformers' ``_init_weights`` leaves this parameter as it is."""
-    parameter._is_hf_initialized = initialized
-
-
 def is_divided(model: Any) -> bool:
-    """Whether transformers has divided the tensors of this model over processes (tensor
-    parallelism).
-    """
+    """Whether transformers has divided the tensors of this model over processes."""
     return (stated(model, "_tp_size") or 1) > 1
 
 
 # keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
 # of that name
 _CONFIG_KEYS = {
-    "model_type",
     "tie_word_embeddings",
     "pad_token_id",
     "eos_token_id",
     "bos_token_id",
-    "torch_dtype",
     "name_or_path",
-    "_name_or_path",
     "_commit_hash",
-    "output_attentions",
     "use_cache",
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_internal",
+    "_experts_implementation_internal",
     "num_labels",
     "experts_implementation",
-    "_experts_implementation_internal",
     "quantization_config",
 }
 

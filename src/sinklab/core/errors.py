@@ -1,20 +1,16 @@
-"""Errors for wrong arguments: one way to name the expected value, the given one, and the nearest
-that exists.
-"""
+"""Errors for wrong arguments name what is expected, what was given, and what to do."""
 
 import dataclasses
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict, Unpack
 
 
-def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
-    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty if
-    none is near.
-    """
-    found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)), n=3, cutoff=cutoff)
+def near(name: object, known: Iterable[object]) -> str:
+    """``"did you mean 'x' or 'y'?"``, at most three; empty if none is near."""
+    found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)))
     if not found:
         return ""
     return f"did you mean {' or '.join(map(repr, found))}?"
@@ -24,24 +20,8 @@ def _error(fact: str, remedy: str) -> ValueError:
     return ValueError("; ".join(filter(None, (fact, remedy))))
 
 
-def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") -> ValueError:
-    """The error for a name that is not among those that exist.
-
-    Args:
-        what: kind of thing that the name should name, such as "sink rule".
-        remedy: advice if no known name is near; left out if one is.
-    """
-    names = sorted(map(str, known))
-    return _error(
-        f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy
-    )
-
-
-def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = "") -> None:
-    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest
-    or the remedy.
-    """
-    allowed = tuple(allowed)
+def one_of(what: str, value: object, allowed: Collection[object], remedy: str = "") -> None:
+    """Raises ValueError unless ``value`` is allowed; has the remedy if no allowed one is near."""
     if value not in allowed:
         names = ", ".join(map(str, allowed))
         raise _error(
@@ -49,12 +29,8 @@ def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = ""
         )
 
 
-def known_fields(
-    what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]
-) -> None:
-    """Raises ValueError for the first given name that is no field of ``what``; names the nearest
-    fields.
-    """
+def known_fields(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError for a given name that is no field of ``what``, with the near ones."""
     fields = tuple(known)
     for name in given:
         if name not in fields:
@@ -69,36 +45,28 @@ class Limits(TypedDict, total=False):
     above: float
     at_most: float
     below: float
-    one_of: Iterable[object]
+    one_of: Collection[object]
     read: Callable[[str, Any], Any]
-    """Function (name, value) of the field that checks what is given, and makes the value of it."""
+    """Function (name, given) that makes the value, or raises."""
     needed: bool
     """An empty tuple or string is refused."""
-    flag: str
-    """Name of its option, where the field cannot have that name in Python."""
     free: bool
-    """Whether it may differ between a run and its continuation: it changes speed or place, not the
-    result.
-    """
+    """It may differ between a run and its continuation: it changes speed or place alone."""
     remedy: str
-    """Text that the error adds to the limits, such as the value that others use."""
+    """Advice for the error of a limit."""
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
-    """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is
-    always let through.
-    """
+    """A dataclass field that `Checked` holds to these limits, of a tuple every item."""
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """A record of settings whose fields are checked in one place, by the limits that `limited`
-    sets.
+    """Settings that are held to the limits of their fields. Raises ValueError with the field, what
+    is allowed and its value.
 
-    Lists become tuples, of choices each once, and a single value becomes one if the default is a
-    tuple; values of a registry may be given as text. Raises ValueError that names the field, its
-    allowed values and its value.
+    Lists become tuples, of choices each once, as does a single value if the default is a tuple.
     """
 
     def __post_init__(self) -> None:
@@ -108,25 +76,15 @@ class Checked:
                 value = (value,)
             if "read" in field.metadata:
                 value = field.metadata["read"](field.name, value)
-            if isinstance(value, list | tuple):
-                value = tuple(value)
-                if "one_of" in field.metadata:
-                    # a choice that is said twice counts once
-                    value = tuple(dict.fromkeys(value))
-            registry = field.metadata.get("registry")
-            if registry and isinstance(value, tuple):
-                value = tuple(map(registry.parse, value))
-            elif registry and value is not None:
-                value = registry.parse(value)
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")
-            if isinstance(value, tuple):
+            if isinstance(value, list | tuple):
                 value = tuple(within_limits(field, one) for one in value)
+                if "one_of" in field.metadata:
+                    value = tuple(dict.fromkeys(value))
             else:
                 value = within_limits(field, value)
             object.__setattr__(self, field.name, value)
-            if field.name == "seed" and value is not None and not 0 <= value < 1 << 63:
-                raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
 
 
 _LIMITS = {
@@ -135,8 +93,6 @@ _LIMITS = {
     "at_most": (operator.le, "at most"),
     "below": (operator.lt, "less than"),
 }
-
-
 WHOLE = ("int", "int | None", int, int | None)
 """Annotations of fields that take whole numbers alone."""
 
@@ -152,11 +108,13 @@ def as_int(number: Any) -> int | None:
 
 
 def within_limits(field: dataclasses.Field, value: Any) -> Any:
-    """A value of a field, a whole number of any kind as an int. Raises ValueError unless it is
-    within the limits of the field; None always is.
+    """A value of a field: of text the registered value, of a whole number of any kind an int.
+    Raises ValueError beyond the limits of the field; None never is.
     """
     if value is None:
         return None
+    if "registry" in field.metadata:
+        return field.metadata["registry"].parse(value)
     left_out = ""
     if field.default is None:
         left_out = " or left out"
@@ -175,13 +133,13 @@ def within_limits(field: dataclasses.Field, value: Any) -> Any:
             f"{field.name} must be {words}{left_out}, but is {value!r}",
             field.metadata.get("remedy", ""),
         )
+    if field.name == "seed" and not 0 <= value < 1 << 63:
+        raise ValueError(f"a seed must be 0 to 2**63 - 1, but is {value!r}")
     return value
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:
-    """Raises ValueError for an argument that counts something and is below 1; None is let
-    through.
-    """
+    """Raises ValueError for a count below 1; None is let through."""
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")
 
@@ -189,7 +147,7 @@ def check_count(name: str, number: int | None, remedy: str) -> None:
 def check_tensor(
     name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = ""
 ) -> None:
-    """Raises ValueError for a tensor or array of another shape or dtype, and for anything else.
+    """Raises ValueError for what is no tensor or array of this shape and dtype.
 
     Args:
         shape: None stands for any size.
@@ -204,16 +162,14 @@ def check_tensor(
     fits = len(wanted) == len(found) and all(
         size in (None, own) for size, own in zip(wanted, found, strict=True)
     )
-    if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
+    if not fits or not (kind in ("", dtype) or (kind == "float" and kind in dtype)):
         sizes = ", ".join(str(size or "any") for size in wanted)
         rule = f"{kind} of shape".lstrip()
         raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)
 
 
 def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """`given`, an id or an iterable of ids (a tensor too), as a tuple. Raises ValueError with the
-    name of the argument.
-    """
+    """An id or several (a tensor too) as a tuple. Raises ValueError for anything else."""
     with suppress(TypeError):
         return (operator.index(given),)
     try:
@@ -225,14 +181,10 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
         ) from None
 
 
-def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
-    """Raises ValueError for an id that is negative, or that has no logit if the vocabulary's size
-    is known.
-    """
-    if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
-        upto = "upwards"
-        if size is not None:
-            upto = f"to {size - 1}"
+def check_vocabulary(what: str, ids: Sequence[int], size: int) -> None:
+    """Raises ValueError for an id without a logit."""
+    if ids and not 0 <= min(ids) <= max(ids) < size:
         raise ValueError(
-            f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer."
+            f"{what} must lie in the vocabulary, 0 to {size - 1}, got {list(ids)}; check the "
+            "tokenizer."
         )

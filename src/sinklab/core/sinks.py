@@ -9,6 +9,7 @@ arrays); they are never sinks. A rule is called with three arrays; see `Rule`, a
 
 # N rows of keys, S keys; "..." stands for any axes in front of the key axis
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -193,13 +194,6 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
     Raises:
         ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses.
     """
-    rule = rules.parsed(rule)
-    if not callable(rule) or isinstance(rule, type):
-        raise ValueError(
-            f"A rule is Excess, Gu or another registered one: got {rule!r}. A rule of your own is "
-            "an object that is called with "
-            'received, queries and exists; text such as "excess:epsilon=5" is a rule too.'
-        )
     xp = namespace(received)
     a: Any
     if seen_by is None:
@@ -213,7 +207,7 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
     a, queries = even_share(received, seen_by, positions)
     # A count that is NaN or 0 means that the key is not there for any query.
     exists = (queries > 0) & ~xp.isnan(a)
-    return flagged(a, rule, queries, exists)
+    return flagged(a, rules.parse(rule, Callable), queries, exists)
 
 
 def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:

@@ -71,8 +71,7 @@ class GenerateByDenoising(DenoisingModel):
         Raises:
             ValueError: for a model without mask token, ids outside its vocabulary, and settings
                 that make no sense.
-            TypeError: for an option that does not exist, and for a class in place of a rule,
-                schedule or cache object.
+            TypeError: for an option that does not exist.
         """
         mask_id = self.config.mask_token_id
         if mask_id is None:

@@ -199,14 +199,7 @@ def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
     """Edits, with those given as text parsed. Raises ValueError for a class, and for anything that
     is no edit.
     """
-    wanted = [interventions.parsed(edit) for edit in edits]
-    for edit in wanted:
-        if isinstance(edit, type) or not isinstance(edit, Intervention):
-            raise ValueError(
-                f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not "
-                "classes"
-            )
-    return wanted
+    return [interventions.parse(edit, Intervention) for edit in edits]
 
 
 @contextmanager

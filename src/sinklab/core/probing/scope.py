@@ -151,7 +151,7 @@ class RecordingScope:
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):
-                    hint = near(wanted, paths, cutoff=0.3) or f"the first is {paths[0]!r}"
+                    hint = near(wanted, paths) or f"the first is {paths[0]!r}"
                     raise ValueError(
                         f"no attention layer is called {wanted!r} among the {total} that ran: "
                         f"{hint}"

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.scores import on_device
-from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids, unknown
-from sinklab.core.registry import caches, value_of
+from sinklab.core.errors import check_count, check_tensor, check_vocabulary, one_of, token_ids
+from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Canvas, Places
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W
@@ -74,15 +74,14 @@ class BlockWork:
 def cache_of(given: Cache | str | None) -> Cache | None:
     """The cache of this text, or the object itself; None for None and "none".
 
-    Raises ValueError for an unknown name, and TypeError for an object that is no cache.
+    Raises ValueError for an unknown name, and for an object that is no cache.
     """
     if given is None or given == "none":
         return None
     if isinstance(given, str):
         name = given.partition(":")[0].strip()
-        if name not in caches:
-            raise unknown("cache", name, [*caches, "none"], "pass one of these, or a cache object")
-    return value_of(caches, given, Cache)
+        one_of("cache", name, [*caches, "none"], "pass one of these, or a cache object")
+    return caches.parse(given, Cache)
 
 
 class Session:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids
-from sinklab.core.registry import schedules, value_of
+from sinklab.core.registry import schedules
 from sinklab.core.sampling.canvas import (
     Canvas,
     Places,
@@ -35,7 +35,7 @@ from sinklab.core.sampling.tokens import TokenSampling, perturbed, required
 class RowEnds:
     """The rows of one run that are finished, and the stop ids behind their ends.
 
-    Raises ValueError when no stop id is given, when one is negative, and when [MASK] is one.
+    Raises ValueError when no stop id is given, and when [MASK] is one.
     """
 
     def __init__(self, stop_ids: Iterable[int] | int, open_BS: Tensor, mask_id: int) -> None:
@@ -50,7 +50,6 @@ class RowEnds:
                 f"[MASK] (id {mask_id}) is never written, so it cannot be a stop id; use end of "
                 "text."
             )
-        check_vocabulary("stop_ids", ids)
         self.ids = ids
         self._ids = torch.tensor(ids, device=open_BS.device)
         self._open_BS = open_BS
@@ -172,9 +171,8 @@ def denoise(
             are, decoding ends.
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the
-    step) for logits of the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary;
-    TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992),
-    Algorithm 5 and `generate.py`.
+    step) for logits of the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary.
+    Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     denoiser = denoiser_of(denoiser, canvas)
     sampling = TokenSampling(temperature, top_p, top_k)
@@ -208,7 +206,7 @@ def planned(
         schedule = Timed()
     if schedule is None:
         schedule = EvenQuota()
-    plan: Schedule = value_of(schedules, schedule, Schedule)
+    plan: Schedule = schedules.parse(schedule, Schedule)
     plan.check_rule(rule)
     if sampling.temperature == 0 and sampling.cuts and not rule.reads_shaped:
         raise ValueError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
-from sinklab.core.registry import unmasking_rules, value_of
+from sinklab.core.registry import unmasking_rules
 from sinklab.core.sampling.canvas import true_indices
 from sinklab.core.sampling.tokens import TokenSampling, proposals, required, shaped
 
@@ -152,11 +152,11 @@ class FunctionRule(UnmaskingRule):
 def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> UnmaskingRule:
     """The rule of this text, the rule itself, or a function as a rule.
 
-    Raises TypeError for a class in place of its object, and for what cannot be called.
+    Raises ValueError for a class in place of its object, and for what cannot be called.
     """
     if callable(given) and not isinstance(given, UnmaskingRule | type):
         return FunctionRule(given)
-    return value_of(unmasking_rules, given, UnmaskingRule)
+    return unmasking_rules.parse(given, UnmaskingRule)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,11 @@ def next_hook() -> int:
     return RemovableHandle.next_id
 
 
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks of a module by number: those before its forward, and those after it."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
 def has_global_hooks() -> bool:
     """Whether hooks are registered that every module runs."""
     return bool(nn.modules.module._has_any_global_hook())

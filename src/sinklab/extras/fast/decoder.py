@@ -41,7 +41,7 @@ from sinklab.core.probing.tap import Tap
 from sinklab.core.registry import fast_decoders
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
-from sinklab.extras.fast.compat import has_global_hooks, next_hook
+from sinklab.extras.fast.compat import forward_hooks, has_global_hooks, next_hook
 
 _LAYERS = (
     modeling_llama.LlamaDecoderLayer,
@@ -329,7 +329,7 @@ class FastDecoder:
         self._hooks = [
             (hooks, sum(map(_is_ours, hooks.values())))
             for m in modules
-            for hooks in compat.forward_hooks(m)
+            for hooks in forward_hooks(m)
         ]
         self._unhooked_at: int | None = None
         self._tables: tuple[CanvasGeometry, View, Packed | None] | None = None

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sinklab.core.attention.context import is_watched
-from sinklab.core.compat import attention_of, forward_hooks
+from sinklab.core.compat import attention_of
 from sinklab.core.errors import one_of
 from sinklab.core.models import masks
 from sinklab.core.models.prefix import positions
 from sinklab.core.registry import fast_sinks
+from sinklab.extras.fast.compat import forward_hooks
 
 FORMS = ("auto", "prefix", "sequence")
 

@@ -15,7 +15,7 @@ import tyro
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, unknown
+from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, one_of
 from sinklab.core.sampling import Canvas, DecodingSettings
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.files import ordinary, read_json, refused
@@ -76,8 +76,7 @@ class Saved:
     def tolerance(self) -> float:
         """The tolerance of the type that the folder names."""
         dtype = self.told.get("dtype", "float32")
-        if dtype not in TOLERANCES:
-            raise unknown("dtype of saved numbers", dtype, TOLERANCES, "give --tolerance")
+        one_of("dtype of saved numbers", dtype, TOLERANCES, "give --tolerance")
         return TOLERANCES[dtype]
 
     def compare(self, model: Any, tolerance: float) -> Iterator[Compared]:

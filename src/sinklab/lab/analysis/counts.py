@@ -267,7 +267,7 @@ class Slab:
 
     def found(self, rule: Rule | str) -> Found:
         """The sinks under the rule, or the rule of this text, and the counts of them."""
-        named: Any = rules.parsed(rule)
+        named: Any = rules.parse(rule, object)
         # rules need not be hashable
         for known, _, found in self._found:
             if known == named:

@@ -49,6 +49,6 @@ def threshold(rule: Any, queries: Any) -> Any:
     bound.
     """
     try:
-        return rules.parsed(rule).threshold(queries)
+        return rules.parse(rule, object).threshold(queries)
     except (AttributeError, ValueError):
         return float("nan")

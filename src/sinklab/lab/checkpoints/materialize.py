@@ -15,12 +15,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from sinklab.core.compat import (
-    choose_attention,
-    choose_experts,
-    indivisible_layers,
-    mark_initialized,
-)
 from sinklab.core.errors import near, one_of
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
@@ -105,7 +99,7 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
         word,
         (*BALANCED, "or a dict of modules and devices (for one device use device=)"),
     )
-    whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
+    whole: Any = {"no_split_module_classes": list(model._no_split_modules or ()), "dtype": dtype}
     memory = None
     if word != "sequential":
         memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
@@ -212,9 +206,9 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     if own:
         build = getattr(transformers, own[0])
     # another name may be a repository of compiled kernels, to be fetched and imported
-    choose_attention(config, "sdpa")
+    config._attn_implementation = "sdpa"
     if isinstance(config, DiffusionLMConfig):
-        choose_attention(config.backbone, "sdpa")
+        config.backbone._attn_implementation = "sdpa"
         build = DiffusionLM
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
@@ -414,7 +408,7 @@ def fill(
     }:
         # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every
         # width
-        choose_experts(model.model.config, "eager")
+        model.model.config._experts_implementation = "eager"
     model.tie_weights()
     compute_buffers(model, devices)
     if model.config.tie_word_embeddings and plan.head in weights.shapes:
@@ -423,9 +417,10 @@ def fill(
         _allocated(model, target, empty[target], dtype, devices)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
         module = model.get_submodule(owner)
-        for leaf, parameter in module.named_parameters(recurse=False):
+        parameters: Any = module.named_parameters(recurse=False)
+        for leaf, parameter in parameters:
             # a gate that only gets a bias keeps its weight
-            mark_initialized(parameter, f"{owner}.{leaf}".lstrip(".") not in plan.new)
+            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in plan.new
         model._init_weights(module)
 
 
@@ -481,7 +476,7 @@ def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
         model.get_submodule(owner)._buffers[leaf] = room
     if absent:
         for tensor in model.state_dict(keep_vars=True).values():
-            mark_initialized(tensor, True)
+            tensor._is_hf_initialized = True
         model.initialize_weights()
 
 

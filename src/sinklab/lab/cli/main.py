@@ -26,6 +26,7 @@ from tyro._errors import on_parse_error
 
 from sinklab import __version__
 from sinklab.core import registry
+from sinklab.core.errors import near, one_of
 from sinklab.lab.cli.command import command, say, show
 from sinklab.lab.cli.models import generate, info, train_command
 from sinklab.lab.cli.options import (
@@ -83,8 +84,7 @@ def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ())
             caches, schedules, families, figures, studies; all when left out.
     """
     for name in kind or KINDS:
-        if name not in KINDS:
-            raise registry.unknown("registry", name, KINDS)
+        one_of("registry", name, KINDS)
         say(f"{name}:")
         for entry, value in registry.REGISTRIES[name].items():
             options = []
@@ -194,12 +194,14 @@ def _show(about: str, commands: Mapping[str, str]) -> None:
 
 def _no_such_command(name: str, commands: Mapping[str, str]) -> ValueError:
     """The error for a command that is not there, with the nearest one if that is known."""
-    for near, listed in listings().items():
-        if near in commands and name in listed.get("meant", "").split():
-            return ValueError(f"unknown command {name!r}; did you mean {near!r}? {commands[near]}")
+    for meant, listed in listings().items():
+        if meant in commands and name in listed.get("meant", "").split():
+            about = commands[meant]
+            return ValueError(f"unknown command {name!r}; did you mean {meant!r}? {about}")
     if name in GONE:
         return ValueError(f"there is no command {name!r}; {GONE[name]}")
-    return registry.unknown("command", name, commands, "sinklab --help says what each is for")
+    hint = near(name, commands) or "sinklab --help says what each is for"
+    return ValueError(f"unknown command {name!r}; {hint}")
 
 
 def _settings_of(name: str, folder: Path) -> dict[str, Any]:

@@ -130,8 +130,6 @@ def _argument(
         how["metavar"] = f"{{{','.join(map(str, choices))}}}{' …' * several}"
     elif word:
         how["metavar"] = word
-    if "flag" in field.metadata:
-        how["name"] = field.metadata["flag"]
     if value is None or value == ():
         how["help_behavior_hint"] = ""
     return Annotated[hint, MARK.arg(**how)]
@@ -401,9 +399,7 @@ def options(
     call.__doc__ = _told(function, more, short)
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    settings = [field for group in groups.values() for field in dataclasses.fields(group)]
-    flags = [field.metadata["flag"] for field in settings if "flag" in field.metadata]
-    return call, names + flags, left
+    return call, names, left
 
 
 def _plain_argument(name: str, hint: Any, value: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from sinklab.core.errors import near, unknown
+from sinklab.core.errors import near, one_of
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
@@ -410,8 +410,7 @@ def draw_all(
         (style.PAPERS, [paper] * bool(paper), "paper"),
     ):
         for name in wanted:
-            if name not in there:
-                raise unknown(what, name, there)
+            one_of(what, name, there)
     target.mkdir(parents=True, exist_ok=True)
     drawn = Drawn()
     tails = file_names(readers, always=bool(paper))

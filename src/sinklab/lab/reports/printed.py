@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.core.errors import unknown
+from sinklab.core.errors import one_of
 from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports.drawing import FORMATS, figure_of, write_figure
 from sinklab.lab.reports.style import theme_named, themed
@@ -103,8 +103,7 @@ def save_figure(
     """
     wanted, look = tuple(formats), theme_named(theme)
     for form in wanted:
-        if form not in FORMATS:
-            raise unknown("format of a figure", form, FORMATS)
+        one_of("format of a figure", form, FORMATS)
     if not wanted:
         return []
     stem.parent.mkdir(parents=True, exist_ok=True)

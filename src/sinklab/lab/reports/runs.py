@@ -81,7 +81,7 @@ def as_shown(
     reader: Any = READERS.get(expected, Reader)
     settings = {
         name: given
-        for name, given in (("rule", rules.parsed(rule)), ("received", received))
+        for name, given in (("rule", rule and rules.parse(rule, object)), ("received", received))
         if given
     }
     if settings and reader is not Study:

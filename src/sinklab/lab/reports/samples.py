@@ -6,7 +6,7 @@ steps.
 # positions), S positions, G states of queries (masked, committed, prompt)
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -26,14 +26,18 @@ from sinklab.lab.records.storage import ARRAYS
 from sinklab.lab.reports.seen import Seen
 
 
-def rule_name(rule: Rule) -> str:
-    """A rule in words, with its options, such as "excess (epsilon = 5, scale = sum)"; its repr if
-    not registered.
-    """
+def rule_name(rule: Any) -> str:
+    """A rule, or that of a text: "excess (epsilon = 5, scale = sum)"; its repr if unregistered."""
+    rule = rules.parse(rule, object)
     try:
-        return rules.words(rule)
-    except ValueError:
+        name, given = rules.name_of(rule), asdict(rule)
+    except (TypeError, ValueError):
         return repr(rule)
+    options = []
+    for option, value in given.items():
+        text = f"{value:g}" if isinstance(value, float) else value
+        options.append(f"{option} = {text}")
+    return f"{name} ({', '.join(options)})".removesuffix(" ()")
 
 
 class NotRecorded(ValueError):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.errors import unknown
+from sinklab.core.errors import one_of
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.estimates import FEWEST, jackknife
 from sinklab.lab.records import Run, write_beside
@@ -159,8 +159,7 @@ def table(run: Runs, name: str) -> pd.DataFrame:
     """
     reader = as_shown(run)[0]
     tables = _tables_of(reader)
-    if name not in tables:
-        raise unknown("table of a report", name, tables)
+    one_of("table of a report", name, tables)
     return tables[name](reader)
 
 
@@ -191,8 +190,7 @@ def write_tables(
     target = Path(folder)
     formats = tuple(formats)
     for form in formats:
-        if form not in WRITERS:
-            raise unknown("format of a table", form, WRITERS)
+        one_of("format of a table", form, WRITERS)
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for name in _tables_of(readers[0]) if names is None else names:

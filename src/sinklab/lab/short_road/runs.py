@@ -21,7 +21,7 @@ from weakref import finalize
 import numpy as np
 import pandas as pd
 
-from sinklab.core.errors import unknown
+from sinklab.core.errors import near
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.records import reading
@@ -75,7 +75,8 @@ class Plot:
             one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known
         ]
         if not names:
-            raise AttributeError(str(unknown(f"figure of a {self._run.info.kind}", name, known)))
+            hint = near(name, known) or f"known are {', '.join(known)}"
+            raise AttributeError(f"a {self._run.info.kind} has no figure {name!r}; {hint}")
         return wraps(known[names[0]])(partial(_shown_in_notebooks, known[names[0]], self._run))
 
 

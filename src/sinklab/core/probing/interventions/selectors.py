@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, limited, unknown
+from sinklab.core.errors import Checked, limited, one_of
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.scope import whole_numbers
 from sinklab.core.probing.states import position_states_of
@@ -161,8 +161,8 @@ def first_query(queries: str | None) -> int:
 
 def check_queries(queries: str | None) -> None:
     """Raises ValueError for words that name no queries."""
-    if queries is not None and queries not in WORDS and not re.fullmatch(r"from\d+", queries):
-        raise unknown("choice of queries", queries, WORDS)
+    if queries is not None and not re.fullmatch(r"from\d+", queries):
+        one_of("queries", queries, WORDS)
 
 
 def chosen_queries(queries: str, call: Call) -> Tensor:

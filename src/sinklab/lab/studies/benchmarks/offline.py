@@ -299,7 +299,7 @@ def sandbox() -> Any:
             "sinklab.extras.sandbox, which is not there; put its folder back, or leave these tasks "
             "out"
         )
-    return sandboxes.make("humaneval")
+    return sandboxes["humaneval"]()
 
 
 def needs_lm_eval() -> None:

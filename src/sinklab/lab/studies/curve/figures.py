@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
-from sinklab.core.registry import rules
 from sinklab.core.sinks import DEFAULT
 from sinklab.lab.analysis import Verdict, holm
 from sinklab.lab.analysis.doses import (
@@ -47,6 +46,7 @@ from sinklab.lab.reports import (
     write_csv,
     write_page,
 )
+from sinklab.lab.reports.samples import rule_name
 from sinklab.lab.studies import labels_of, no_twins, of_each, shown_by, twins_of, wide
 
 MAIN = ("top", "sinks")
@@ -371,7 +371,7 @@ def curve_statements() -> Callable[..., list[str]]:
         two_digits,
         change,
         in_percent,
-        rules.words,
+        rule_name,
         unlike,
         contrasts,
     )
@@ -379,7 +379,7 @@ def curve_statements() -> Callable[..., list[str]]:
         "matched": MATCHED,
         "fewest": FEWEST,
         "fewest_cells": FEWEST_CELLS,
-        "default_rule": rules.words(DEFAULT),
+        "default_rule": rule_name(DEFAULT),
     }
     return statements("sinklab.lab.studies.curve", filters, **known)
 

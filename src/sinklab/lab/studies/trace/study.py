@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.core.errors import limited, unknown
+from sinklab.core.errors import limited, one_of
 from sinklab.core.registry import interventions, registered
 from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.sampling import DecodingSettings
@@ -107,8 +107,8 @@ class StudySettings(DecodingSettings):
         mine = [name for name in STATISTICS if name in names]
         for name in names:
             if name not in STATISTICS:
-                if name.partition(":")[0] not in known_statistics:
-                    raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
+                known = sorted({*STATISTICS, *known_statistics, "all"})
+                one_of("statistic", name.partition(":")[0], known)
                 # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
                 mine.append(known_statistics.as_text(known_statistics.parse(name)))
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
