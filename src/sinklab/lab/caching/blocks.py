@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
-from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
+from sinklab.core.models.denoising import ModelDenoiser, ModelSession
 from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
+from sinklab.core.sampling.canvas import Places
 from sinklab.core.sampling.denoisers import BlockWork, Cache
 
 
@@ -111,12 +112,12 @@ class CommittedSession(ModelSession):
                 "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
 
-    def evaluate(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, at: Places, work: BlockWork) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """
         denoiser, length = self.denoiser, ids_BS.shape[1]
-        wanted_BS = read.at.wanted_BS
+        wanted_BS = at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
         if work.is_full or self.store is None:
             self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
@@ -127,7 +128,10 @@ class CommittedSession(ModelSession):
                 denoiser.model.config, real_BS, length, torch.device("cpu")
             )
         start, stop = self._around(work.block)
-        columns, output_index_Q = denoiser.columns_to_run(slice(min(self.last, start), stop), read)
+        outputs = denoiser.outputs(at)
+        columns, output_index_Q = denoiser.columns_to_run(
+            slice(min(self.last, start), stop), outputs
+        )
         assert isinstance(columns, slice), "of a slice the columns to run are one"
         self.last, self.store.columns = start, columns
         mask = geometry.rows(columns, denoiser.seen_by_finished(wanted_BS))
@@ -141,7 +145,7 @@ class CommittedSession(ModelSession):
         else:
             self.store.seen = None
         states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)
-        return denoiser.picked(states_BQE, read)
+        return denoiser.head(outputs.of_states(states_BQE))
 
     def _around(self, block: slice) -> tuple[int, int]:
         """First column of the blocks of attention around these columns in any row, and the column
