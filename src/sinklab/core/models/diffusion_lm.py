@@ -135,6 +135,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             if sink.positions:
                 for form in fast_sinks.values():
                     form.attach(self.model)
+            sink.attach(self.model)
             for name in sink.tensors:
                 self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
         if config.gate != "none":

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sinklab.core.compat import attention_of
 from sinklab.core.errors import check_tensor
-from sinklab.core.models.prefix import SinkPrefix, logits_of
+from sinklab.core.models.prefix import SinkPrefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,7 @@ class CanvasGeometry:
         if is_doubled:
             position_ids_BS = torch.cat([position_ids_BS, position_ids_BS], dim=1)
             length = 2 * length
-        # the logits of added sinks are added to a mask
-        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
+        if real_BS is None and config.sink is not None and config.sink.needs_mask:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = attention_mask(
             real_BS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import unobserved
@@ -32,10 +32,6 @@ class SinkPrefix:
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    logits: tuple[Tensor, ...] = ()
-    """Logits of each query head for the sinks, (H, N) a layer, added to its scores; empty for
-    nothing.
-    """
 
     @property
     def count(self) -> int:
@@ -52,28 +48,6 @@ class SinkPrefix:
         sink_k = self.keys[layer_idx].to(k_BKSD).expand(len(k_BKSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BKSD).expand(len(v_BKSD), -1, -1, -1)
         return torch.cat([sink_k, k_BKSD], dim=2), torch.cat([sink_v, v_BKSD], dim=2)
-
-
-def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
-    """Logits that a layer adds to its scores of the sinks, (H, N), of a prefix or a stand-in for
-    one; None for nothing.
-    """
-    logits = stated(sinks, "logits")
-    if not logits:
-        return None
-    return logits[layer]
-
-
-def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
-    """A mask (B or 1, 1 or H, 1 or Q, J), boolean or additive, with these logits added to the
-    scores of the first N keys: additive, (B or 1, H, 1 or Q, J), of the type of ``like``.
-    """
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
-    logits_H1J = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[
-        :, None
-    ]
-    return mask + logits_H1J
 
 
 class _PassCache:
@@ -179,11 +153,6 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
     prefix = kwargs.pop("sink_prefix", None)
     if prefix is not None:
         kwargs["past_key_values"] = prefix
-        logits_HN = logits_of(prefix, attention.layer_idx)
-        if logits_HN is not None:
-            kwargs["attention_mask"] = with_logits(
-                kwargs["attention_mask"], logits_HN, kwargs["hidden_states"]
-            )
     return args, kwargs
 
 
@@ -196,10 +165,8 @@ class KeyValueStore:
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
         self.prefix = prefix
         self.sinks = 0
-        self.logits: tuple[Tensor, ...] = ()
         if prefix is not None:
             self.sinks = prefix.count
-            self.logits = prefix.logits
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
         slice or int64 (W,)."""

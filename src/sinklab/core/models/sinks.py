@@ -7,7 +7,7 @@ Nothing here imports torch: reports and help ask for labels alone.
 # U rows with positions of their own: one, or B
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.registry import sinks
@@ -44,6 +44,8 @@ class Sink:
     """
     weight_decay = False
     """Whether AdamW's weight decay applies to its parameters."""
+    needs_mask = False
+    """Whether attention gets a mask even where nothing is blocked."""
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -61,6 +63,11 @@ class Sink:
         backbone's weights are.
         """
         tensor.normal_(std=std)
+
+    def attach(self, decoder: Any) -> None:
+        """Put hooks into a new decoder, after those that give each layer the sinks; none if the
+        kind does not say.
+        """
 
     def embeddings(self, model: Any) -> Tensor:
         """The sinks (N, E) as the first layer gets them; the parameter itself if the kind does not
@@ -124,65 +131,3 @@ class ZeroValueSink(Sink):
     def values(self, v_BKND: Tensor) -> Tensor:
         """Zeros."""
         return v_BKND.new_zeros(v_BKND.shape)
-
-
-@sinks.register("kv")
-class KeyValueSink(Sink):
-    """Learned keys and values of each layer, without rotary positions: the text starts at 0."""
-
-    label = "key/value"
-    tensors = ("sink_keys", "sink_values")
-    positions = 0
-
-    def shape(self, config: Any, name: str) -> tuple[int, ...]:
-        """(layers, N, key/value heads, head dim)."""
-        return (
-            config.backbone.num_hidden_layers,
-            config.sink_count,
-            config.kv_heads,
-            config.head_dim,
-        )
-
-    def initialize(self, name: str, tensor: Tensor, std: float) -> None:
-        """Values of zero: a new sink takes attention, and adds nothing yet."""
-        if name == "sink_values":
-            tensor.zero_()
-        else:
-            tensor.normal_(std=std)
-
-    def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
-        """The parameters themselves, the same in every row; keys are not rotated."""
-        from sinklab.core.models.prefix import per_layer
-
-        return per_layer(model.sink_keys, model.sink_values)
-
-
-@sinks.register("logit")
-class LogitSink(Sink):
-    """Learned logits b of each layer and query head, as one more term of its softmax.
-
-    Weights become exp(s_ij) / (exp(b) + Σ_k exp(s_ik)).
-
-    A key and a value of zero with b added to the scores; equal to the output without it times
-    sigmoid(lse − b), with lse the log-sum-exp of the query's scores
-    (:func:`sinklab.core.attention.with_sink_logits`).
-    """
-
-    tensors = ("sink_logits",)
-    positions = 0
-
-    def shape(self, config: Any, name: str) -> tuple[int, ...]:
-        """(layers, query heads, N)."""
-        backbone = config.backbone
-        return (backbone.num_hidden_layers, backbone.num_attention_heads, config.sink_count)
-
-    def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
-        """Keys and values of zero, with the parameters as their logits."""
-        from sinklab.core.models.prefix import per_layer
-
-        config = model.config
-        logits_LHN = model.sink_logits
-        zeros = logits_LHN.new_zeros(
-            len(logits_LHN), config.sink_count, config.kv_heads, config.head_dim
-        )
-        return replace(per_layer(zeros, zeros), logits=tuple(logits_LHN))

@@ -35,13 +35,14 @@ from sinklab.core.compat import attention_of
 from sinklab.core.models.denoising import ModelDenoiser, Outputs
 from sinklab.core.models.head import Head
 from sinklab.core.models.masks import CanvasGeometry, take
-from sinklab.core.models.prefix import KeyValueStore, SinkPrefix, logits_of, with_logits
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.probing.tap import TAPS, Tap, TapHook
 from sinklab.core.registry import fast_decoders
 from sinklab.core.sampling.canvas import Places
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import has_global_hooks, next_hook
+from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
 
 _LAYERS = (
     modeling_llama.LlamaDecoderLayer,
@@ -56,7 +57,7 @@ _ATTENTIONS = (
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 # Memories whose evaluations attend to all columns, as a trace reads them.
-_OPEN_STORES = (type(None), SinkPrefix, KeyValueStore)
+_OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore)
 # Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
 # is cleared for it.
 _PIECE = 256
@@ -453,7 +454,7 @@ class FastDecoder:
 
 def _is_ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith(
-        ("sinklab.core.models.", "sinklab.extras.fast.")
+        ("sinklab.core.models.", "sinklab.extras.fast.", "sinklab.lab.sink_logits")
     )
 
 

@@ -239,6 +239,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
             fact = f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}"
             raise ValueError(f"the sink file {file} is damaged: {fact}")
     vars(config).update(settings)
+    config.sink.attach(model.model)
     like = model.get_input_embeddings().weight
     for name, tensor in tensors.items():
         model.register_parameter(
