@@ -266,18 +266,15 @@ class ModelDenoiser(Denoiser):
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry = self._geometry
-        decoder = self.model.model
         if mask is ...:
             mask = geometry.rows(columns)
         with running(ids_BS, columns):
-            states_BWD = decoder(
-                inputs_embeds=decoder.embed_tokens(take(ids_BS, columns)),
-                attention_mask=mask,
-                position_ids=take(geometry.position_ids_BS, columns),
-                use_cache=False,
-                is_causal=False,
-                sink_prefix=store,
-            ).last_hidden_state
+            states_BWD = self.model.decode(
+                self.model.model.embed_tokens(take(ids_BS, columns)),
+                mask,
+                take(geometry.position_ids_BS, columns),
+                store,
+            )
         return states_BWD.index_select(1, output_index_Q.to(states_BWD.device))
 
     def head(self, states: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ sink and gate.
 # A attention width (heads × head dim)
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,11 @@ from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.denoising import ModelDenoiser
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.models.head import Head, LossOptions, LossTargets
+from sinklab.core.models.head import Head, LossTargets
 from sinklab.core.models.masks import CanvasGeometry
 from sinklab.core.models.prefix import SinkPrefix, take_prefix
 from sinklab.core.models.sinks import tensors_of
 from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
-
-_LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
 
 
 def _round_to_bfloat16(
@@ -46,18 +44,13 @@ class Gate(nn.Linear):
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
-        # not that of a linear layer, which draws random numbers
-        nn.Module.__init__(self)
-        self.in_features = hidden_size
-        self.out_features = width
-        self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        started = None
-        if bias is not None:
-            started = nn.Parameter(torch.full((width,), bias))
-        self.register_parameter("bias", started)
+        super().__init__(hidden_size, width, bias=bias is not None)
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""
+
+    def reset_parameters(self) -> None:
+        """Draw no random numbers here: the model does, with its other weights."""
 
     def __getstate__(self) -> dict[str, Any]:
         # factors that an interrupted call left behind belong to its graph and cannot be copied
@@ -69,11 +62,7 @@ class Gate(nn.Linear):
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
         """Compute the factors from the input of attention, before it runs."""
-        if args:
-            states_BSE = args[0]
-        else:
-            states_BSE = kwargs["hidden_states"]
-        self.pending = self(states_BSE)
+        self.pending = self(kwargs["hidden_states"])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
         """Apply the factors once, before the output projection; when none are owed, leave the input
@@ -114,7 +103,13 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     ``sequence`` (run with the text, which spares a GPU many small kernels), or ``auto``: the second
     on CUDA.
     """
-    _no_split_modules = [kind + "DecoderLayer" for kind in _LAYERS]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        "LlamaDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Qwen3MoeDecoderLayer",
+        "Glm4MoeDecoderLayer",
+    ]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
@@ -261,9 +256,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         real_BS = masks.real_positions(input_ids, attention_mask)
         if clean is not None:
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
-        has_full_attention = self.config.block_length is None and self.config.attention == "full"
-        is_usual = clean is None and has_full_attention and sink_prefix is None
-        if is_usual and self.config.sink is not None:
+        if clean is None and sink_prefix is None:
             form = fast_path(fast_sinks, self)
             if form is not None:
                 return form.states(self, input_ids, real_BS, causal, visible)
@@ -281,19 +274,39 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             visible=visible,
             is_doubled=clean is not None,
         )
-        options: dict[str, Any] = {}
-        if geometry.sinks is not None:
-            options["sink_prefix"] = geometry.sinks
-        states_BSD = self.model(
-            inputs_embeds=embeds_BSD,
-            attention_mask=geometry.mask,
-            position_ids=geometry.position_ids_BS,
-            use_cache=False,
-            is_causal=causal,
-            **options,
-            **masks.none_at_all(geometry.mask, geometry.backend),
-        ).last_hidden_state
+        states_BSD = self.decode(
+            embeds_BSD, geometry.mask, geometry.position_ids_BS, geometry.sinks, is_causal=causal
+        )
         return states_BSD[:, : input_ids.shape[1]]
+
+    def decode(
+        self,
+        embeds_BSD: Tensor,
+        mask: Tensor | None,
+        position_ids_BS: Tensor,
+        sinks: Any,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Final normed states (B, S, D) of the backbone.
+
+        Args:
+            embeds_BSD: embeddings of the columns that run.
+            mask: of their queries, as :func:`sinklab.core.models.masks.attention_mask` makes it;
+                None when nothing is blocked.
+            position_ids_BS: their positions (1 or B, S).
+            sinks: a :class:`SinkPrefix`, or a memory of all columns that stands for one.
+            is_causal: as in :meth:`forward`.
+        """
+        return self.model(
+            inputs_embeds=embeds_BSD,
+            attention_mask=mask,
+            position_ids=position_ids_BS,
+            use_cache=False,
+            is_causal=is_causal,
+            sink_prefix=sinks,
+            without_mask=mask is None,
+        ).last_hidden_state
 
     def _check_clean(self, input_ids: Tensor, clean: Tensor, *, is_alone: bool) -> None:
         if self.config.block_length is None:
@@ -318,7 +331,9 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         visible: Tensor | None = None,
         clean: Tensor | None = None,
         labels: Tensor | None = None,
-        **loss: Unpack[LossOptions],
+        label_weights: Tensor | None = None,
+        head_chunk: int = 4096,
+        liger: bool | None = None,
     ) -> MaskedLMOutput:
         """Logits for the token at each position, or with ``labels`` the training loss without ever
         all logits.
@@ -342,8 +357,11 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 they stand in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is
                 to be made by the caller.
-            loss: with labels, fields of :class:`~sinklab.core.models.head.LossOptions`:
-                ``label_weights``, ``head_chunk``, ``liger``.
+            label_weights: float (B, S), weight of each position of the loss; None for 1. In the
+                objective of :mod:`sinklab.core.diffusion` it is 1/(t·N), N the number of tokens
+                that could be masked.
+            head_chunk: positions per chunk of logits.
+            liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
@@ -355,8 +373,12 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 or an absent Liger.
         """
         targets = None
-        if loss or labels is not None:
-            targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss)
+        if labels is not None or label_weights is not None:
+            if logits_to_keep is not None:
+                raise ValueError(
+                    "labels say where the head is applied; pass them or logits_to_keep, not both"
+                )
+            targets = LossTargets.of(input_ids, labels, label_weights)
         states_BSD = self.hidden_states(
             input_ids, attention_mask, sink_prefix, causal, visible, clean
         )
@@ -367,15 +389,14 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 before_BSD = torch.where(starts_BS1, states_BSD, before_BSD)
             states_BSD = before_BSD
         if targets is not None:
-            return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
-        if logits_to_keep is None:
-            return MaskedLMOutput(logits=self.lm_head(states_BSD))
-        if logits_to_keep.ndim == 1:
-            return MaskedLMOutput(
-                logits=self.lm_head(states_BSD.flatten(0, 1).index_select(0, logits_to_keep))
-            )
-        check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
-        return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
+            loss = targets.loss(self.lm_head, states_BSD, head_chunk, liger)
+            return MaskedLMOutput(loss=loss)
+        if logits_to_keep is not None and logits_to_keep.ndim == 1:
+            states_BSD = states_BSD.flatten(0, 1).index_select(0, logits_to_keep)
+        elif logits_to_keep is not None:
+            check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
+            states_BSD = states_BSD[logits_to_keep]
+        return MaskedLMOutput(logits=self.lm_head(states_BSD))
 
     def denoiser(
         self, attention_mask: Tensor | None = None, *, plain: bool = False

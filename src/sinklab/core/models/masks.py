@@ -302,12 +302,3 @@ def attention_mask(
     return torch.zeros_like(seen_B1QJ, dtype=like.dtype).masked_fill(
         ~seen_B1QJ, torch.finfo(like.dtype).min
     )
-
-
-def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
-    """Keywords for a decoder that give its layers no mask if nothing is blocked: compiled,
-    transformers below 5.23 makes one, which knows no sinks and keeps flash attention from running.
-    """
-    if mask is None and backend == "sdpa":
-        return {"without_mask": True}
-    return {}

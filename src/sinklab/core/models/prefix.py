@@ -147,6 +147,8 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
 
     That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches
     under gradient checkpointing, which would make the sink vanish with no more than a warning.
+    ``without_mask`` says that nothing is blocked: when compiled, transformers below 5.23 makes a
+    mask all the same, which knows no sinks.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
