@@ -32,7 +32,7 @@ class KeyValueSink(Sink):
         return (
             config.backbone.num_hidden_layers,
             config.sink_count,
-            config.kv_heads,
+            config.backbone.num_key_value_heads,
             config.head_dim,
         )
 
@@ -85,7 +85,7 @@ class LogitSink(Sink):
         config = model.config
         logits_LHN = model.sink_logits
         zeros = logits_LHN.new_zeros(
-            len(logits_LHN), config.sink_count, config.kv_heads, config.head_dim
+            len(logits_LHN), config.sink_count, config.backbone.num_key_value_heads, config.head_dim
         )
         prefix = per_layer(zeros, zeros)
         return LogitPrefix(prefix.keys, prefix.values, tuple(logits_LHN))

@@ -61,7 +61,7 @@ class SinkFile:
             backbone=config.backbone.model_type,
             hidden_size=config.backbone.hidden_size,
             layers=config.backbone.num_hidden_layers,
-            kv_heads=config.kv_heads,
+            kv_heads=config.backbone.num_key_value_heads,
             head_dim=config.head_dim,
             name=name,
             weights_sha256=weights_sha256,
