@@ -1,5 +1,7 @@
-"""Positions and attention masks of a canvas: padded, causal or block-causal; a full pass without
-padding needs no mask.
+"""Positions and attention masks of a canvas.
+
+A full pass without padding has no mask at all, so that the fastest kernels may run; everything else
+is one boolean mask in which every query sees the added sinks.
 """
 
 # B batch, S canvas, W columns that run, Q queries, N added sinks, J keys = N + S
@@ -19,9 +21,7 @@ from sinklab.core.models.prefix import SinkPrefix
 
 @dataclass(frozen=True, eq=False)
 class CanvasGeometry:
-    """Everything that depends on the shape of the canvas and its padding alone: computed once, for
-    all columns.
-    """
+    """Everything that depends on the shape of the canvas and its padding alone."""
 
     shape: tuple[int, ...]
     backend: str
@@ -47,10 +47,10 @@ class CanvasGeometry:
 
         Args:
             model: a :class:`~sinklab.core.models.DiffusionLM`.
-            real_BS: from :func:`~sinklab.core.models.masks.real_positions`.
+            real_BS: from :func:`real_positions`.
             like: a tensor of the dtype and device of the states.
             shape: of the ids, (B, S).
-            sinks: keys and values of the sinks if they are known; else they are computed.
+            sinks: keys and values of the sinks if they are known.
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
@@ -70,11 +70,11 @@ class CanvasGeometry:
                 seen = noisy_and_clean(block_BS, config.clean_attention == "causal")
             else:
                 seen = block_causal(block_BS)
-        if is_doubled and real_BS is not None:
-            real_BS = torch.cat([real_BS, real_BS], dim=1)
         if is_doubled:
-            position_ids_BS = torch.cat([position_ids_BS, position_ids_BS], dim=1)
             length = 2 * length
+            position_ids_BS = position_ids_BS.repeat(1, 2)
+            if real_BS is not None:
+                real_BS = real_BS.repeat(1, 2)
         if real_BS is None and config.sink is not None and config.sink.needs_mask:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = attention_mask(
@@ -90,7 +90,7 @@ class CanvasGeometry:
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
     def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
-        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool
+        """The mask of the queries in these columns; of those keys alone that may be ``seen``, bool
         (B, S, S).
         """
         mask = self.mask
@@ -140,7 +140,7 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
 
 def starts(real_BS: Tensor) -> Tensor:
     """Positions of text right after padding, bool (B, S): with shifted logits they predict
-    themselves, as at the first column.
+    themselves.
     """
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
@@ -148,14 +148,7 @@ def starts(real_BS: Tensor) -> Tensor:
 def position_ids(
     real_BS: Tensor | None, length: int, *, start: int, device: torch.device
 ) -> Tensor:
-    """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
-
-    Args:
-        real_BS: from :func:`real_positions`.
-        length: S.
-        start: position of the first token of text.
-        device: device of the result.
-    """
+    """Positions of the text (1 or B, S), from ``start`` on; padding takes none."""
     if real_BS is None:
         return torch.arange(length, device=device)[None] + start
     return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
@@ -165,14 +158,7 @@ def blocks(
     config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None
 ) -> Tensor:
     """Number of the attention block of each column, int64 (1 or B, S), for a config with a
-    ``block_length``.
-
-    Args:
-        config: of the model.
-        real_BS: from :func:`real_positions`.
-        length: S.
-        device: device of the result.
-        size: tokens of a block, for parts of blocks.
+    ``block_length``; ``size`` takes its place.
     """
     if config.blocks_from == "column":
         real_BS = None
@@ -182,9 +168,7 @@ def blocks(
 def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
     """Block-causal visibility, bool (B, query, key): the own block and those before it.
 
-    Args:
-        block_BS: from :func:`blocks`.
-        current_B: the block that is being written, if those before it attend causally.
+    With ``current_B``, the block that is being written, those before it attend causally.
     """
     seen_BQJ = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
@@ -197,14 +181,8 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
 def whole_text(
     attention: str, real_BS: Tensor | None, length: int, device: torch.device
 ) -> Tensor | None:
-    """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None
-    if it is full.
-
-    Args:
-        attention: ``attention`` of a :class:`~sinklab.core.models.DiffusionLMConfig`.
-        real_BS: from :func:`real_positions`; places are counted without padding.
-        length: S.
-        device: device of the result.
+    """Keys that each query sees by a config's ``attention``, bool (1 or B, query, key); None if it
+    is full.
     """
     if attention == "full":
         return None
@@ -241,9 +219,9 @@ def attention_mask(
     visible: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor | None:
-    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend.
+    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend, boolean or (eager) additive.
 
-    None when nothing is blocked, or the kernel's own causal flag says it all.
+    None when nothing is blocked, or the kernel's own causal flag is enough.
 
     Args:
         real_BS: from :func:`real_positions`; all True makes a mask even if nothing is blocked.
@@ -252,30 +230,24 @@ def attention_mask(
         causal: text sees only text to its left.
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
-        visible: bool (S, S) or (B, S, S), True if a query of the text may see a key of the text.
-        seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and
-            :func:`whole_text`.
+        visible: what the caller lets a query of the text see, bool (S, S) or (B, S, S).
+        seen: what the model does, bool (1 or B, S, S).
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    added = backend == "eager"
-    if (
-        real_BS is None
-        and visible is None
-        and seen is None
-        and not added
-        and not (causal and sinks)
-    ):
+    is_added = backend == "eager"
+    is_open = real_BS is None and visible is None and seen is None
+    if is_open and not is_added and not (causal and sinks):
         return None
-    if not added and backend != "sdpa":
+    if not is_added and backend != "sdpa":
         raise ValueError(
             "padding, blocks and visibility are supported with attn_implementation 'sdpa' or "
             f"'eager', but it is {backend!r}; use sdpa"
         )
-    if real_BS is None:
-        real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
-    seen_B1QS = real_BS[:, None, None, :]
+    seen_B1QS = torch.ones(1, 1, 1, length, dtype=torch.bool, device=like.device)
+    if real_BS is not None:
+        seen_B1QS = real_BS[:, None, None]
     if causal:
         seen_B1QS = (
             seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
@@ -291,13 +263,11 @@ def attention_mask(
                 "(True = the query, a "
                 f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
             )
-        if visible.ndim == 3:
-            visible = visible[:, None]
-        seen_B1QS = seen_B1QS & visible
+        seen_B1QS = seen_B1QS & visible.unsqueeze(-3)
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QJ = F.pad(seen_B1QS, (sinks, 0), value=True)
-    if not added:
+    if not is_added:
         return seen_B1QJ
     return torch.zeros_like(seen_B1QJ, dtype=like.dtype).masked_fill(
         ~seen_B1QJ, torch.finfo(like.dtype).min

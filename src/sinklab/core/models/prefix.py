@@ -1,7 +1,8 @@
 """Sinks as a key/value prefix.
 
 A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it
-is run alone, as a sequence of length 1, and its keys and values stand before those of the text.
+is run alone, as a sequence of length 1, and its keys and values stand before those of the text. No
+mask has to isolate it.
 """
 
 # B batch, S text, N added sinks, K key/value heads, J keys = N + S, D head dim or hidden size,
@@ -23,11 +24,8 @@ from sinklab.core.compat import stated
 
 @dataclass(frozen=True)
 class SinkPrefix:
-    """Keys and values of the sinks in every layer; an attention layer takes it in place of a
-    key/value cache.
-
-    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions
-    are already applied.
+    """Keys and values of the sinks, one tensor a layer, (1 or B, K, N, D), with rotary positions
+    applied; an attention layer takes it in place of a key/value cache.
     """
 
     keys: tuple[Tensor, ...]
@@ -41,10 +39,7 @@ class SinkPrefix:
     def update(
         self, k_BKSD: Tensor, v_BKSD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Put the sinks in front of this layer's keys and values (the method that an attention
-        calls on its cache).
-        """
-        # of the layer's type, and on its device, which may be another than the parameters'
+        """Put the sinks in front of this layer's keys and values, on its device and of its type."""
         sink_k = self.keys[layer_idx].to(k_BKSD).expand(len(k_BKSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BKSD).expand(len(v_BKSD), -1, -1, -1)
         return torch.cat([sink_k, k_BKSD], dim=2), torch.cat([sink_v, v_BKSD], dim=2)
@@ -68,9 +63,7 @@ class _PassCache:
 
 @contextmanager
 def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """The sinks' own pass is not to be run again in the backward pass: an intervention would take
-    it for text there.
-    """
+    """Run no layer again in the backward pass, where an intervention would take sinks for text."""
     flags = [stated(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
@@ -82,9 +75,7 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
-    """Position of each sink token, (1 or B, N), for texts of this length, or of these if rows
-    differ (Eq. 5, 7).
-    """
+    """Position of each sink token, (1 or B, N), for texts of these lengths (Eq. 5, 7)."""
     number_N = torch.arange(config.sink_count, device=device)
     if config.sink_side == "front":
         return number_N[None]
@@ -103,9 +94,9 @@ def run_alone(
 
     Args:
         decoder: the backbone without its head.
-        sinks_ND: embeddings of the N sinks.
-        positions_UN: position of each sink, for U different rows.
-        values: changes the value states of a layer, (U·N, G, 1, D).
+        sinks_ND: their embeddings.
+        positions_UN: their positions, for U different rows.
+        values: changes the value states of a layer, (U·N, K, 1, D).
 
     Returns:
         a prefix with U rows. Gradients flow through it.
@@ -130,10 +121,7 @@ def run_alone(
 
 
 def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
-    """Given keys and values of each layer as a prefix of one row. Gradients flow through it.
-
-    Keys are not rotated, so that they mean the same at every distance.
-    """
+    """Given keys and values of each layer as a prefix of one row, without rotary positions."""
     keys, values = (
         tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
         for states_LNKD in (keys_LNKD, values_LNKD)
@@ -142,13 +130,11 @@ def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
 
 
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The hook before every attention layer of a transformers decoder, which gives it the
-    ``sink_prefix`` as its cache.
+    """The hook before every attention layer, which gives it the ``sink_prefix`` as its cache.
 
-    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches
-    under gradient checkpointing, which would make the sink vanish with no more than a warning.
-    ``without_mask`` says that nothing is blocked: when compiled, transformers below 5.23 makes a
-    mask all the same, which knows no sinks.
+    That travels as a plain keyword because transformers drops ``past_key_values`` under gradient
+    checkpointing, with no more than a warning. ``without_mask`` says that nothing is blocked: when
+    compiled, transformers < 5.23 builds a mask that ignores the sinks.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
@@ -172,12 +158,6 @@ class KeyValueStore:
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
         slice or int64 (W,)."""
-        self.length: int | None = None
-        """Columns of the canvas, if a first evaluation may bring some of them; None if it brings
-        all.
-        """
-        self.seen: int | None = None
-        """Columns that :meth:`update` returns, from the left; None for all."""
         self.graphs: dict[Any, Any] = {}
         """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
         self._keys: list[Tensor | None] = [None] * layers
@@ -193,16 +173,12 @@ class KeyValueStore:
         if self.prefix is not None:
             sink_k = self.prefix.keys[layer_idx]
             sink_v = self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BKWD, sink_k)
-        self._values[layer_idx] = self._written(self._values[layer_idx], v_BKWD, sink_v)
-        keys, values = self.held(layer_idx)
-        if self.seen is None:
-            return keys, values
-        seen = self.sinks + self.seen
-        return keys[:, :, :seen], values[:, :, :seen]
+        self._keys[layer_idx] = self.write(self._keys[layer_idx], k_BKWD, sink_k)
+        self._values[layer_idx] = self.write(self._values[layer_idx], v_BKWD, sink_v)
+        return self.held(layer_idx)
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they held now. Raises ValueError if there are none."""
+        """Keys and values of one layer as they are now. Raises ValueError if there are none."""
         keys = self._keys[layer]
         values = self._values[layer]
         if keys is None or values is None:
@@ -211,27 +187,31 @@ class KeyValueStore:
             )
         return keys, values
 
-    def _written(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+    def empty(self, length: int, like_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """A buffer for so many columns, with the sinks in front and zeros elsewhere."""
+        batch, heads, _, width = like_BKWD.shape
+        # zeros: a mask blocks entries that no evaluation has filled, but not NaN
+        new = like_BKWD.new_zeros(batch, heads, self.sinks + length, width)
+        self.graphs.clear()
+        if sink_BKND is not None:
+            new[:, :, : self.sinks] = sink_BKND
+        return new
+
+    def write(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """The buffer, if there is one that fits, with these columns in it."""
         columns = self.columns
         sinks = self.sinks
-        batch, heads, length, width = new_BKWD.shape
-        if columns is not None:
-            length = self.length or 0
-        if columns is None or (known is None and length):
-            shape = (batch, heads, sinks + length, width)
-            if known is None or known.shape != shape:
-                # zeros: a mask blocks entries that no evaluation has filled, but not NaN
-                known = new_BKWD.new_zeros(shape)
-                self.graphs.clear()
-                if sink_BKND is not None:
-                    known[:, :, :sinks] = sink_BKND
+        if columns is None:
+            batch, heads, length, width = new_BKWD.shape
+            if known is None or known.shape != (batch, heads, sinks + length, width):
+                known = self.empty(length, new_BKWD, sink_BKND)
+            known[:, :, sinks:] = new_BKWD
+            return known
         if known is None:
             raise ValueError(
                 "columns can be recomputed only after a full evaluation has filled the others"
             )
-        if columns is None:
-            known[:, :, sinks:] = new_BKWD
-        elif isinstance(columns, slice):
+        if isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:
             known.index_copy_(2, columns + sinks, new_BKWD)

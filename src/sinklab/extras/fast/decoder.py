@@ -42,6 +42,7 @@ from sinklab.core.sampling.canvas import Places
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import has_global_hooks, next_hook
+from sinklab.lab.caching.blocks import BlockStore
 from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
 
 _LAYERS = (
@@ -57,7 +58,7 @@ _ATTENTIONS = (
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 # Memories whose evaluations attend to all columns, as a trace reads them.
-_OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore)
+_OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore, BlockStore)
 # Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
 # is cleared for it.
 _PIECE = 256

@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession
-from sinklab.core.models.prefix import KeyValueStore
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Places
 from sinklab.core.sampling.denoisers import BlockWork, Cache
@@ -93,6 +93,30 @@ class CommittedCache(Cache):
         return CommittedSession(denoiser)
 
 
+class BlockStore(KeyValueStore):
+    """Keys and values of a canvas, of which a first evaluation may bring a part."""
+
+    def __init__(self, prefix: SinkPrefix | None, layers: int, length: int) -> None:
+        super().__init__(prefix, layers)
+        self.length = length
+        self.seen = length
+        """Columns that :meth:`update` returns, from the left."""
+
+    def update(
+        self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of those that are seen."""
+        keys, values = super().update(k_BKWD, v_BKWD, layer_idx)
+        seen = self.sinks + self.seen
+        return keys[:, :, :seen], values[:, :, :seen]
+
+    def write(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """The buffer, a new one at first, with these columns in it."""
+        if known is None:
+            known = self.empty(self.length, new_BKWD, sink_BKND)
+        return super().write(known, new_BKWD, sink_BKND)
+
+
 class CommittedSession(ModelSession):
     """Memory of finished blocks.
 
@@ -120,8 +144,8 @@ class CommittedSession(ModelSession):
         wanted_BS = at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
         if work.is_full or self.store is None:
-            self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
-            self.store.length, self.last = length, 0
+            self.store = BlockStore(geometry.sinks, len(denoiser.model.model.layers), length)
+            self.last = 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
             self.has_padding = real_BS is not None
             self.block_BS = masks.blocks(
@@ -143,7 +167,7 @@ class CommittedSession(ModelSession):
             if mask is not None:
                 mask = mask[..., : self.store.sinks + stop]
         else:
-            self.store.seen = None
+            self.store.seen = length
         states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)
         return denoiser.head(outputs.of_states(states_BQE))
 
