@@ -1,8 +1,8 @@
-"""The model as a denoiser: ids in, logits at the wanted positions out, with or without a memory of
-earlier evaluations.
+"""The model as a denoiser: ids in, logits at the wanted positions out.
 
-The plain way is the model's own forward. An extra may register a faster denoiser, a subclass, which
-gives the same numbers up to rounding: never while the model is watched.
+Decoding evaluates one canvas again and again, so what does not depend on the text is computed once,
+and a session remembers keys and values. The plain way is the model's own forward; an extra may
+register a faster subclass, which gives the same numbers up to rounding.
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions
@@ -30,8 +30,7 @@ from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The states that the logits at the wanted positions are made of: those one column to the left
-    if logits are shifted.
+    """The states that the logits at the wanted positions are made of.
 
     With shifted logits, position 5 wanted in row 0, and 5 and 7 in row 1, `columns_Q` is (4, 6) and
     `pick_M` is (0, 2, 3).
@@ -64,10 +63,8 @@ class Outputs:
 class ModelDenoiser(Denoiser):
     """The denoiser of a model, bound to its weights as they are now, and to a padding.
 
-    Made by :meth:`DiffusionLM.denoiser`; runs under ``torch.inference_mode``: the model's own
-    forward, bit for bit. Sinks, masks and rotary tables are kept while the shape of the canvas
-    stays the same: after a change of the weights, ask the model for a new denoiser. With
-    ``plain=True`` nothing is remembered between evaluations, whatever the attention.
+    Made by :meth:`DiffusionLM.denoiser`; runs under ``torch.inference_mode``. With ``plain=True``
+    nothing is remembered between evaluations, whatever the attention.
     """
 
     def __init__(
@@ -104,19 +101,19 @@ class ModelDenoiser(Denoiser):
             ).logits
 
     def begin(self, cache: Cache | None = None) -> ModelSession:
-        """A memory for one run over one canvas; without a cache the caller says what to compute."""
+        """A memory for one run over one canvas; without a cache the caller passes ``columns``."""
         own = None
         if cache is not None:
             own = cache.memory(self)
         return own or ModelSession(self)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas with its decoding blocks aligned to those of attention, each of them in parts
-        of ``block_length`` if that is shorter; unchanged if attention is full.
+        """The canvas with its decoding blocks aligned to those of attention, or to parts of them
+        of ``block_length``; unchanged if attention is full.
 
         Raises:
             ValueError: for a canvas with padding that this denoiser was not made with, and for a
-                shorter ``block_length`` that does not divide a block of attention.
+                ``block_length`` that does not divide a block of attention.
         """
         if self.attention_BS is None and not canvas.attention_BS.all():
             raise ValueError(
@@ -142,18 +139,15 @@ class ModelDenoiser(Denoiser):
         return canvas.counted(part_BS.expand_as(ids_BS))
 
     def exact_cache(self) -> Cache | None:
-        """The cache of attention in blocks, which changes no result; None with full attention, or
-        if each column is to be seen, or where none is registered.
+        """The cache of attention in blocks; None with full attention, or while the model is
+        watched.
         """
         if self.plain or is_watched(self.model) or self.model.config.block_length is None:
             return None
         return next((kind() for kind in caches.values() if kind.is_exact), None)
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
-        """Geometry shared by every canvas of this shape. Raises ValueError for one that does not
-        fit.
-        """
-        check_tensor("the ids of a denoiser", ids_BS, (None, None))
+        """The geometry of canvases of this shape. Raises ValueError for one that does not fit."""
         check_tensor(
             "the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids"
         )
@@ -163,15 +157,12 @@ class ModelDenoiser(Denoiser):
             self.model.config.check_length(ids_BS.shape[1])
             real_BS = masks.real_positions(ids_BS, self.attention_BS)
             like = ids_BS.new_empty(0, dtype=self.model.dtype)
-            self._geometry = known = CanvasGeometry.of(
-                self.model, real_BS, like, tuple(ids_BS.shape)
-            )
+            known = CanvasGeometry.of(self.model, real_BS, like, ids_BS.shape)
+            self._geometry = known
         return known
 
     def full_pass(self, ids_BS: Tensor, at: Places, store: Any = None) -> Tensor:
-        """Logits (M, V) with all columns computed; a store takes the place of the sinks, and
-        remembers.
-        """
+        """Logits (M, V) with all columns computed, and remembered by a store."""
         geometry = self.geometry(ids_BS, at.wanted_BS)
         # the whole model, so that a trace sees where a forward begins
         with running(ids_BS):
@@ -185,15 +176,13 @@ class ModelDenoiser(Denoiser):
 
     def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
         """Visibility, bool (B, query, key), if the blocks before the wanted positions attend
-        causally; None if they attend as they did when they were written.
+        causally; else None.
         """
         config = self.model.config
         length = wanted_BS.shape[1]
-        if (
-            config.block_length is None
-            or config.clean_attention == "block"
-            or length <= config.block_length
-        ):
+        if config.block_length is None or config.clean_attention == "block":
+            return None
+        if length <= config.block_length:
             return None
         real_BS = masks.real_positions(wanted_BS, self.attention_BS)
         block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
@@ -221,8 +210,8 @@ class ModelDenoiser(Denoiser):
         return masks.starts(self.attention_BS)
 
     def with_sources(self, columns: slice | Tensor) -> slice | Tensor:
-        """These columns and, with shifted logits, the one to the left of each, wanted or not: the
-        columns that run in one row must not depend on the wishes of another.
+        """These columns and, with shifted logits, the one to the left of each, wanted or not: what
+        runs must not depend on the other rows of a batch.
         """
         if not self.model.config.logit_shift:
             return columns
@@ -253,15 +242,14 @@ class ModelDenoiser(Denoiser):
         store: Any,
         mask: Tensor | EllipsisType | None = ...,
     ) -> Tensor:
-        """Final states (B, Q, E) when some columns run and attend to the keys and values of the
+        """Final states (B, Q, D) when some columns run and attend to the keys and values of the
         store.
 
         Args:
             ids_BS: token ids of the whole canvas.
             columns: those that run, the same in every row: a slice or int64 (W,).
             output_index_Q: indices among them of those whose states are wanted.
-            store: takes the new keys and values and returns those of all columns
-                (:class:`KeyValueStore`).
+            store: a :class:`KeyValueStore`.
             mask: in place of the canvas's.
         """
         assert self._geometry is not None, "geometry() comes first"
@@ -303,7 +291,6 @@ class ModelSession(Session):
     """A model's denoiser with a memory: the keys and values of every column, as last computed.
 
     A cache with a memory of its own (`Cache.memory`) brings a subclass, which writes `evaluate`.
-    Made by :meth:`ModelDenoiser.begin`. After a change of the weights, begin with a new denoiser.
     """
 
     begins_anywhere = False
@@ -322,12 +309,10 @@ class ModelSession(Session):
         Args:
             ids_BS: token ids of the whole canvas.
             at: the positions.
-            columns: None computes everything and remembers all keys and values. A slice or sorted
-                column numbers, int64 (W,), run these columns alone, the same in every row: they
-                attend to all columns (and the sinks), to one another as they are now and to the
-                others as remembered, and are remembered from now on. With shifted logits, the
-                column before each of them runs as well. A ``BlockWork`` is for the memory of a
-                cache that brings its own.
+            columns: None computes everything. A slice or sorted column numbers, int64 (W,), run
+                these columns alone, the same in every row: they attend to one another as they are
+                now and to all others as remembered. With shifted logits, the column before each of
+                them runs as well. A ``BlockWork`` is for a cache's own memory.
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if

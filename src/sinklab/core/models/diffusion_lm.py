@@ -1,5 +1,7 @@
-"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional
-sink and gate.
+"""A diffusion language model: a decoder of transformers made bidirectional, with an optional sink
+and gate.
+
+Both are added by hooks, so that no model code is copied and the tensors keep their usual names.
 """
 
 # B batch, S sequence, N added sinks, D hidden size, V vocabulary, M wanted positions (row-major),
@@ -36,11 +38,9 @@ def _round_to_bfloat16(
 
 class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
-    8–10).
+    8–10); ``bias`` is the initial value of b, None leaves it out (Eq. 9).
 
-    As wide as the concatenated heads; ``bias`` is the initial value of b, None leaves it out (Eq.
-    9). Its bound methods are the hooks of :meth:`attach`, so that a copied or pickled model uses
-    the copy's gate.
+    Its bound methods are the hooks, so that a copied or pickled model uses the copy's gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
@@ -65,9 +65,7 @@ class Gate(nn.Linear):
         self.pending = self(kwargs["hidden_states"])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Apply the factors once, before the output projection; when none are owed, leave the input
-        as it is.
-        """
+        """Apply the factors once, before the output projection."""
         if self.pending is None:
             return None
         factors = self.pending
@@ -75,11 +73,7 @@ class Gate(nn.Linear):
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
-        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``.
-
-        Hooks and not a subclass: they fit every decoder with the usual projection names and copy no
-        model code.
-        """
+        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``."""
         attention.register_forward_pre_hook(self.remember, with_kwargs=True)
         attention.o_proj.register_forward_pre_hook(self.multiply)
 
@@ -87,10 +81,9 @@ class Gate(nn.Linear):
 class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink
-    adds the tensors of its kind (``sink_embeddings`` (N, D) of a token), the gate ``gates.i``. The
-    sink enters every layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6
-    exactly and needs no attention mask.
+    The sink adds the tensors of its kind (``sink_embeddings`` (N, D) of a token) and enters every
+    layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6; the gate adds
+    ``gates.i``.
     """
 
     config_class = DiffusionLMConfig
@@ -99,9 +92,8 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     sink_form = "auto"
-    """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference),
-    ``sequence`` (run with the text, which spares a GPU many small kernels), or ``auto``: the second
-    on CUDA.
+    """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
+    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
     """
     _no_split_modules = [  # noqa: RUF012
         "LlamaDecoderLayer",
@@ -160,8 +152,11 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
-        """A DLM that starts from the weights of an autoregressive model (``settings`` are fields of
-        the config).
+        """A DLM that starts from the weights of an autoregressive model.
+
+        Args:
+            causal_lm: the model.
+            settings: fields of the config.
 
         Raises:
             ValueError: if the model is not of a supported type.
@@ -182,8 +177,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **settings: Any
     ) -> nn.Embedding:
-        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of
-        transformers).
+        """Change the size of the vocabulary; arguments as in transformers.
 
         Raises:
             ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
@@ -215,7 +209,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
-        """Common end of every way of turning checkpointing on; the sink's prefix survives it.
+        """What every way to turn checkpointing on calls.
 
         Raises:
             ValueError: for reentrant checkpointing, which loses the gradient of the sink.
@@ -230,9 +224,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of this length (or these, if rows differ); None
-        without a sink.
-        """
+        """Keys and values of the sinks for texts of these lengths; None without a sink."""
         sink = self.config.sink
         if sink is None:
             return None
@@ -288,15 +280,12 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """Final normed states (B, S, D) of the backbone.
+        """Final normed states (B, S, D) of the backbone, from embeddings of the columns that run.
 
         Args:
-            embeds_BSD: embeddings of the columns that run.
-            mask: of their queries, as :func:`sinklab.core.models.masks.attention_mask` makes it;
-                None when nothing is blocked.
-            position_ids_BS: their positions (1 or B, S).
+            mask: from :func:`sinklab.core.models.masks.attention_mask`.
+            position_ids_BS: of these columns, (1 or B, S).
             sinks: a :class:`SinkPrefix`, or a memory of all columns that stands for one.
-            is_causal: as in :meth:`forward`.
         """
         return self.model(
             inputs_embeds=embeds_BSD,
@@ -335,38 +324,30 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         head_chunk: int = 4096,
         liger: bool | None = None,
     ) -> MaskedLMOutput:
-        """Logits for the token at each position, or with ``labels`` the training loss without ever
-        all logits.
+        """Logits for the token at each position, or with ``labels`` the training loss.
 
         Args:
             input_ids: token ids (B, S), with [MASK] at every position to be predicted.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or
-                int64 (M,), their numbers in the flattened batch, ascending: these need not be read
-                from the device.
-            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None
-                computes it here.
-            causal: each position sees the sinks and the positions to its left only (for a causal
-                warm start).
+            logits_to_keep: bool (B, S), the positions with logits; or int64 (M,), their numbers in
+                the flattened batch, ascending, which need not be read from the device.
+            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls.
+            causal: each position sees the sinks and the positions to its left only.
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
                 counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
                 and ``config.attention`` block more. Positions do not change.
             clean: with attention in blocks, the same text without noise (B, S): each block then
-                sees its own noisy tokens and the clean ones of the blocks before it, as it does
-                when it is written (BD3-LM, 2503.09573). Without it, it sees the blocks before it as
-                they stand in ``input_ids``.
-            labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is
-                to be made by the caller.
-            label_weights: float (B, S), weight of each position of the loss; None for 1. In the
-                objective of :mod:`sinklab.core.diffusion` it is 1/(t·N), N the number of tokens
-                that could be masked.
+                sees its own noisy tokens and the clean ones of the blocks before it (BD3-LM,
+                2503.09573). Without it, it sees those blocks as they stand in ``input_ids``.
+            labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
+            label_weights: float (B, S), weight of each position of the loss; None for 1.
             head_chunk: positions per chunk of logits.
             liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
-                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats over the
-                labels (float32, or float64 if the model is), and no logits.
+                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats (float32,
+                or float64 if the model is), and no logits.
 
         Raises:
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
@@ -401,13 +382,11 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def denoiser(
         self, attention_mask: Tensor | None = None, *, plain: bool = False
     ) -> ModelDenoiser:
-        """This model as a denoiser: from ids to logits at wanted positions, for canvases with this
-        padding.
+        """This model as a denoiser for canvases with this padding.
 
         With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a faster subclass may
-        take its place. Its ``begin(cache)`` remembers keys and values between evaluations, for
-        decoding with a cache. Make a new one after the weights change: everything that does not
-        depend on the text is computed once.
+        take its place. Make a new one after the weights change: everything that does not depend on
+        the text is computed once.
         """
         fast = None
         if not plain:
