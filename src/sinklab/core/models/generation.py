@@ -153,7 +153,7 @@ _INSTEAD = {
     "num_return_sequences": "repeat the rows of input_ids.",
     "generation_config": "give settings=DecodingSettings(…), or its fields by keyword.",
     "eos_token_id": "give stop_ids, or stop_at_eos=True for the model's own.",
-    "use_cache": "give cache='prefix' or cache='dual'; without it everything is computed afresh.",
+    "use_cache": "give the name of a cache; without it everything is computed afresh.",
 }
 """Advice in place of options of transformers' `generate` that have no meaning here."""
 

@@ -89,19 +89,11 @@ class CanvasGeometry:
         )
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
-    def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
-        """The mask of the queries in these columns; of those keys alone that may be ``seen``, bool
-        (B, S, S).
-        """
+    def rows(self, columns: slice | Tensor) -> Tensor | None:
+        """The mask of the queries in these columns."""
         mask = self.mask
         if mask is None or mask.shape[2] == 1:
             return mask
-        if seen is not None:
-            seen_B1QJ = F.pad(seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True)
-            if mask.dtype == torch.bool:
-                mask = mask & seen_B1QJ
-            else:
-                mask = mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
         # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
 

@@ -42,7 +42,7 @@ from sinklab.core.sampling.canvas import Places
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import has_global_hooks, next_hook
-from sinklab.lab.caching.blocks import BlockStore
+from sinklab.lab.caching.blocks import BlockStore, narrowed
 from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
 
 _LAYERS = (
@@ -515,7 +515,7 @@ class FastDenoiser(ModelDenoiser):
         mask: Tensor | EllipsisType | None = ...
         seen = self.seen_by_finished(wanted_BS)
         if seen is not None:
-            mask = geometry.rows(every, seen)
+            mask = narrowed(geometry, seen).mask
         outputs = self.outputs(at)
         states_BQE = self.states(ids_BS, every, outputs.columns_Q, store, mask)
         return self.head(outputs.of_states(states_BQE))

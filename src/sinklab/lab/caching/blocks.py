@@ -5,15 +5,17 @@ blocks.
 # B batch, S canvas, Q queries, K = N sinks + S, M wanted positions (row-major), V vocabulary
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession
+from sinklab.core.models.masks import CanvasGeometry
 from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Places
@@ -93,6 +95,19 @@ class CommittedCache(Cache):
         return CommittedSession(denoiser)
 
 
+def narrowed(geometry: CanvasGeometry, seen_BSS: Tensor | None) -> CanvasGeometry:
+    """The geometry with a mask of those keys alone that may be seen, bool (query, key); itself for
+    None.
+    """
+    mask = geometry.mask
+    if seen_BSS is None or mask is None:
+        return geometry
+    seen_B1SK = F.pad(seen_BSS[:, None], (mask.shape[-1] - seen_BSS.shape[-1], 0), value=True)
+    if mask.dtype == torch.bool:
+        return replace(geometry, mask=mask & seen_B1SK)
+    return replace(geometry, mask=mask.masked_fill(~seen_B1SK, torch.finfo(mask.dtype).min))
+
+
 class BlockStore(KeyValueStore):
     """Keys and values of a canvas, of which a first evaluation may bring a part."""
 
@@ -158,7 +173,7 @@ class CommittedSession(ModelSession):
         )
         assert isinstance(columns, slice), "of a slice the columns to run are one"
         self.last, self.store.columns = start, columns
-        mask = geometry.rows(columns, denoiser.seen_by_finished(wanted_BS))
+        mask = narrowed(geometry, denoiser.seen_by_finished(wanted_BS)).rows(columns)
         if denoiser.is_fast:
             self.store.seen = stop
             sees_all = columns.start == start and not self.has_padding
