@@ -74,7 +74,7 @@ def corrupt(
         ``noisy_BS`` (int64) and ``masked_BS`` (bool, True where a token was replaced).
 
     Raises:
-        ValueError: if shapes disagree or a time lies outside (0, 1].
+        ValueError: if shapes disagree or a time is out of range.
     """
     check_tensor("ids", ids_BS, (None, None))
     t_BS = _by_token(t_B, ids_BS)

@@ -1,5 +1,5 @@
 """Configuration of a diffusion language model: a backbone's config plus the settings that make it a
-DLM.
+DLM. A variant of the model is a value in here, never another class.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raise for a key that is no field of :class:`DiffusionLMConfig` and not among ``known``,
-    naming the near ones.
-
-    Raises:
-        ValueError: if there is such a key.
+    """Raises ValueError for a key that is no field of :class:`DiffusionLMConfig` and not among
+    ``known``, naming the near ones.
     """
     for name in settings:
         if name not in OWN and name not in known:
@@ -121,15 +118,12 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
 
 
 class DiffusionLMConfig(PreTrainedConfig):
-    """Config of :class:`~sinklab.core.models.DiffusionLM`. A variant of the model is a value in
-    here, never another class.
+    """Config of :class:`~sinklab.core.models.DiffusionLM`.
 
     Args:
         backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of a
             type in :data:`BACKBONES` or :data:`sinklab.core.registry.backbones`.
-        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`: ``token`` (a learned
-            embedding run through the layers, Eq. 5–6), ``zero`` (the same with its value states
-            forced to zero in every layer, Table 5).
+        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`.
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
         sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq.
             7); a kind without positions is ``front``.
@@ -158,8 +152,8 @@ class DiffusionLMConfig(PreTrainedConfig):
             others: if logits are shifted, it is predicted by the block before.
 
     Raises:
-        ValueError: for an unknown key or value, naming the near ones; for a sink kind without a
-            count or a count without a kind.
+        ValueError: for an unknown key or value, naming the near ones, and for settings that do not
+            fit together.
     """
 
     model_type = "sinklab_diffusion"

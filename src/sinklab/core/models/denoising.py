@@ -44,9 +44,7 @@ class Outputs:
 
     @classmethod
     def of(cls, at: Places, source_M: Tensor, columns_Q: Tensor | None = None) -> Outputs:
-        """From the number of each wanted state in the flattened canvas; ``columns_Q`` may hold
-        further columns.
-        """
+        """From the number of each wanted state in the flattened canvas."""
         length = at.wanted_BS.shape[1]
         column_M = source_M % length
         if columns_Q is None:
@@ -79,18 +77,13 @@ class ModelDenoiser(Denoiser):
         return f"the denoiser of a {type(self.model).__name__}"
 
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
-        """Logits (M, V) at the wanted positions, everything computed afresh.
-
-        Raises:
-            ValueError: if shapes disagree, a row is all padding, or the canvas is longer than the
-                context.
-        """
+        """Logits (M, V) at the wanted positions, everything computed afresh."""
         with torch.inference_mode():
             return self.full_pass(ids_BS, at)
 
     def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
         """Logits (M, V) for a score: with attention in blocks each block sees the clean ones before
-        it (``clean`` of the model's forward). With full attention ``clean_BS`` changes nothing.
+        it.
         """
         if self.model.config.block_length is None:
             return self(ids_BS, wanted_BS)
@@ -190,7 +183,7 @@ class ModelDenoiser(Denoiser):
         return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
 
     def outputs(self, at: Places) -> Outputs:
-        """The states to compute for these positions."""
+        """The states to compute for these positions; a subclass may want further columns."""
         return Outputs.of(at, self.sources(at))
 
     def sources(self, at: Places) -> Tensor:
@@ -316,8 +309,7 @@ class ModelSession(Session):
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if
-                the canvas has another shape than in the last full one; if a wanted position lies
-                outside ``columns``.
+                the shape of the canvas changed; if a wanted position lies outside ``columns``.
         """
         filled = self._filled
         self._filled = None

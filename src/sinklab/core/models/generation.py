@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class GenerateByDenoising(DenoisingModel):
-    """Mixin: writes by denoising a canvas of [MASK] tokens. The class it is mixed into has a
-    ``config`` and a ``denoiser``.
-    """
+    """Mixin: writes by denoising a canvas of [MASK] tokens."""
 
     config: Any
     device: torch.device
@@ -69,8 +67,7 @@ class GenerateByDenoising(DenoisingModel):
         Raises:
             ValueError: for a model without mask token, ids outside its vocabulary, and settings
                 that make no sense.
-            TypeError: for an option that does not exist, and for a class in place of a rule,
-                schedule or cache object.
+            TypeError: for an option that does not exist.
         """
         mask_id = self.config.mask_token_id
         if mask_id is None:
@@ -121,8 +118,7 @@ class GenerateByDenoising(DenoisingModel):
             rule, schedule, cache: in place of those that ``settings`` name.
 
         Raises:
-            ValueError: for ids outside the vocabulary, and for settings that make no sense, or that
-                this canvas cannot have.
+            ValueError: for ids outside the vocabulary, and for settings that make no sense.
         """
         config = self.config
         ids_BS = canvas.ids_BS

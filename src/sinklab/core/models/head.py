@@ -90,11 +90,7 @@ class LossTargets:
 
     @classmethod
     def of(cls, input_ids: Tensor, labels: Tensor | None, weights: Tensor | None) -> LossTargets:
-        """From labels and weights (B, S); weights are 1 if left out.
-
-        Raises:
-            ValueError: if shapes or types disagree, or labels are missing.
-        """
+        """From labels and weights (B, S). Raises ValueError if shapes or types disagree."""
         if labels is None:
             raise ValueError(
                 "label_weights are weights of labels, but labels are missing; pass both"
@@ -112,8 +108,7 @@ class LossTargets:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).
 
         Raises:
-            ValueError: as :meth:`Head.forward` does, for a ``chunk`` < 1, or if Liger is required
-                with a head that is not ours.
+            ValueError: as :meth:`Head.forward` does, and if Liger is required with another head.
         """
         check_count("head_chunk", chunk, "it counts positions")
         states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)

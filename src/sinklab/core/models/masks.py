@@ -43,14 +43,12 @@ class CanvasGeometry:
         visible: Tensor | None = None,
         is_doubled: bool = False,
     ) -> CanvasGeometry:
-        """Computed for texts of this shape and padding.
+        """Computed for a model and texts of this shape (B, S) and padding.
 
         Args:
-            model: a :class:`~sinklab.core.models.DiffusionLM`.
             real_BS: from :func:`real_positions`.
             like: a tensor of the dtype and device of the states.
-            shape: of the ids, (B, S).
-            sinks: keys and values of the sinks if they are known.
+            sinks: those of the model if they are known.
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
@@ -106,7 +104,7 @@ def take(values: Tensor, columns: slice | Tensor) -> Tensor:
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """Positions of text, bool (B, S), or None without any padding (so that no mask is built).
+    """Positions of text, bool (B, S), or None without any padding.
 
     Raises:
         ValueError: if shapes disagree, or a row is all padding.
@@ -186,10 +184,7 @@ def whole_text(
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     """Visibility if the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq.
-    9–12).
-
-    A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a
-    clean token the clean ones up to the end of its block, or with ``causal`` up to itself.
+    9–12): a clean token sees the clean ones to the end of its block, or with ``causal`` to itself.
     """
     query_BS1 = block_BS[:, :, None]
     key_B1S = block_BS[:, None]
@@ -220,7 +215,7 @@ def attention_mask(
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
-        backend: ``attn_implementation`` of the backbone.
+        backend: ``attn_implementation``.
         like: a tensor of the dtype and device of the states.
         visible: what the caller lets a query of the text see, bool (S, S) or (B, S, S).
         seen: what the model does, bool (1 or B, S, S).
