@@ -250,7 +250,7 @@ class ModelDenoiser(Denoiser):
         if mask is ...:
             mask = geometry.rows(columns)
         with running(ids_BS, columns):
-            states_BWD = self.model.decode(
+            states_BWD = self.model.decoder_states(
                 self.model.model.embed_tokens(take(ids_BS, columns)),
                 mask,
                 take(geometry.position_ids_BS, columns),

@@ -266,12 +266,12 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             visible=visible,
             is_doubled=clean is not None,
         )
-        states_BSD = self.decode(
+        states_BSD = self.decoder_states(
             embeds_BSD, geometry.mask, geometry.position_ids_BS, geometry.sinks, is_causal=causal
         )
         return states_BSD[:, : input_ids.shape[1]]
 
-    def decode(
+    def decoder_states(
         self,
         embeds_BSD: Tensor,
         mask: Tensor | None,

@@ -240,16 +240,11 @@ def attention_mask(
             seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
         )
     if visible is not None:
-        if (
-            visible.dtype != torch.bool
-            or visible.ndim not in (2, 3)
-            or visible.shape[-2:] != (length, length)
-        ):
-            raise ValueError(
-                f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} "
-                "(True = the query, a "
-                f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
-            )
+        shape: tuple[int | None, ...] = (length, length)
+        if visible.ndim == 3:
+            shape = (None, *shape)
+        remedy = f"it is (S, S) or (B, S, S) with S = {length}, True if the row may see the column"
+        check_tensor("visible", visible, shape, "bool", remedy)
         seen_B1QS = seen_B1QS & visible.unsqueeze(-3)
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]

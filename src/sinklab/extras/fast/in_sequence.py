@@ -161,7 +161,7 @@ class InSequence:
         if mask is not None and mask.shape[2] > 1:
             # the sinks are queries too; their outputs are thrown away
             mask = F.pad(mask, (0, 0, self.count, 0), value=mask.dtype == torch.bool)
-        states_BKE = model.decode(
+        states_BKE = model.decoder_states(
             torch.cat([sinks_NE.to(text_BSE.dtype).expand(len(text_BSE), -1, -1), text_BSE], dim=1),
             mask,
             torch.cat([sink_ids.expand(rows, -1), text_ids.expand(rows, -1)], dim=1),
