@@ -23,7 +23,7 @@ class KeySink(Sink):
         return (
             config.backbone.num_hidden_layers,
             config.sink_count,
-            config.kv_heads,
+            config.backbone.num_key_value_heads,
             config.head_dim,
         )
 

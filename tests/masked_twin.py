@@ -33,7 +33,9 @@ def masked_form(model, ids_BL, mask_BL=None):
         mask = torch.zeros(mask.shape, dtype=embeds.dtype).masked_fill(~mask, lowest)
 
     def change(projection, args, states_BKA):
-        own_BNGD = states_BKA[:, :count].unflatten(-1, (config.kv_heads, config.head_dim))
+        own_BNGD = states_BKA[:, :count].unflatten(
+            -1, (config.backbone.num_key_value_heads, config.head_dim)
+        )
         if config.sink_kind == "zero":
             own_BNGD = torch.zeros_like(own_BNGD)
         else:

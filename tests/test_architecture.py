@@ -45,6 +45,8 @@ MAY_IMPORT = {
     | {"core.attention", "core.models", "core.sampling", "core.compat", "lab.files"},
     "lab.caching": CORE,
     "lab.eager": EVERYWHERE | {"core.compat", "core.probing"},
+    "lab.added_sinks": EVERYWHERE | {"core.models", "lab.sink_logits"},
+    "lab.sink_logits": {"core.compat", "core.models"},
     "lab.samplers": EVERYWHERE | {"core.attention", "core.sampling"},
     "lab.analysis": EVERYWHERE | {"core.sinks", "lab.records"},
     "lab.data": CORE | {"lab.files"},

@@ -109,7 +109,8 @@ class Mine(Sink):
     positions = 0
     def shape(self, config, name):
         layers = config.backbone.num_hidden_layers
-        return layers, config.sink_count, config.kv_heads, config.head_dim
+        heads = config.backbone.num_key_value_heads
+        return layers, config.sink_count, heads, config.head_dim
     def prefix(self, model, length, lengths_B=None):
         still = torch.ones_like(model.sink_keys)
         return per_layer(still, still)

@@ -25,6 +25,7 @@ from sinklab.lab.checkpoints import attach_sink, describe, load, save_sink
 from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints.materialize import empty_model, names_of, tensor_plan
 from sinklab.lab.checkpoints.weights import open_weights
+from sinklab.lab.sink_logits import logits_of
 from sinklab.lab.training.model import trainable_parameters
 
 Form = Callable[[Any, Tensor, Tensor], Tensor]
@@ -125,7 +126,7 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
     positions = torch.arange(ids_BL.shape[1])[None]
 
     def give(attention: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        added_HN = prefix.logits[attention.layer_idx]
+        added_HN = logits_of(prefix, attention.layer_idx)
         mask_HLK = added_HN.new_zeros(
             len(added_HN), ids_BL.shape[1], prefix.count + ids_BL.shape[1]
         )
@@ -133,7 +134,7 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
         return args, kwargs | {"attention_mask": mask_HLK[None]}
 
     layers = []
-    if prefix.logits:
+    if logits_of(prefix) is not None:
         layers = model.model.layers
     with ExitStack() as hooks:
         for layer in layers:

@@ -12,7 +12,6 @@ class RememberedColumns:
 
     def __init__(self, prefix):
         self.prefix = prefix
-        self.logits = () if prefix is None else prefix.logits
         self.fresh_S = None
         self.known = {}
 

@@ -229,7 +229,7 @@ def test_a_model_without_a_mask_writes_nothing():
         ({"generation_config": None}, "settings=DecodingSettings"),
         ({"eos_token_id": 1}, "stop_at_eos=True"),
         ({"num_return_sequences": 2}, "rows of input_ids"),
-        ({"use_cache": True}, "cache='prefix'"),
+        ({"use_cache": True}, "name of a cache"),
     ],
     ids=str,
 )

@@ -74,7 +74,7 @@ def test_each_head_keeps_its_sinks_and_then_the_nearest_columns(study, keep, sin
     # in the first step the masked queries are those of the block
     masked_LHK = recording.values("received_by_state")[0][0, 0][..., 1:10]
     # the query heads of a key head choose together
-    masked_LGK = masked_LHK.unflatten(1, (model.config.kv_heads, -1)).sum(2)
+    masked_LGK = masked_LHK.unflatten(1, (model.config.backbone.num_key_value_heads, -1)).sum(2)
     masked_LHK = masked_LGK.repeat_interleave(masked_LHK.shape[1] // masked_LGK.shape[1], 1)
     for received_BLHK in recording.received[1:]:
         for layer, head in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():

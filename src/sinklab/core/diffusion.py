@@ -1,4 +1,5 @@
-"""The masked-token objective of masked diffusion language models: noise, and the loss on it.
+"""The masked-token objective: noise, and the loss on it. Equations are those of «One Token Is
+Enough».
 
 `masked_token_loss` is the definition. Training calls ``model(noisy, labels=…, label_weights=…)``
 with weights 1/(t·N), which is the same loss, computed in chunks (`sinklab.core.models.head`).
@@ -24,18 +25,16 @@ def sample_times(
     """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
     probability.
 
-    ``iid`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do. ``low_discrepancy``
-    shares one u over the batch and spreads it evenly, u_b = (u + b / B) mod 1 in random row order:
-    the same marginal, less variance of the loss.
-
     Args:
         batch: number of times, B ≥ 1.
         eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
-        sampler: ``"iid"`` or ``"low_discrepancy"``.
+        sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do.
+            ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order: the
+            same marginal, less variance of the loss.
         generator: source of randomness.
 
     Raises:
-        ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
+        ValueError: if an argument is out of range.
     """
     if not 0 < eps < 1:
         raise ValueError(
@@ -61,8 +60,8 @@ def corrupt(
     maskable_BS: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Replace each maskable token by [MASK] independently with probability t (Eq. 1 of «One Token
-    Is Enough», linear schedule).
+    """Replace each maskable token by [MASK] independently with probability t (Eq. 1, linear
+    schedule).
 
     Args:
         ids_BS: clean token ids, int64.
@@ -75,7 +74,7 @@ def corrupt(
         ``noisy_BS`` (int64) and ``masked_BS`` (bool, True where a token was replaced).
 
     Raises:
-        ValueError: if shapes disagree or a time lies outside (0, 1].
+        ValueError: if shapes disagree or a time is out of range.
     """
     check_tensor("ids", ids_BS, (None, None))
     t_BS = _by_token(t_B, ids_BS)
@@ -96,7 +95,7 @@ def corrupt(
 
 
 def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
-    """Times of each token, (B, S), from times given for rows or for tokens."""
+    """Times of each token, (B, S)."""
     check_tensor(
         "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
     )
@@ -114,25 +113,26 @@ def masked_token_loss(
     maskable_BS: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4 of «One Token Is Enough»).
+    """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4).
 
     L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
-    expectation over t and masks bounds the negative log-likelihood per token; for a uniform model
-    it is log V for every t.
+    expectation over t and masks bounds the negative log-likelihood per token.
 
     Args:
-        logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
+        logits_MV: logits at the masked positions, in row-major order.
         ids_BS: clean token ids.
         masked_BS: bool, True where the model saw [MASK].
         t_B: masking probability of each row, (B,), or of each token, (B, S).
         maskable_BS: bool, the tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
-            own maskable count). The result is float32, or float64 if the logits are.
+            own maskable count).
+
+    Returns:
+        float32, or float64 if the logits are.
 
     Raises:
-        ValueError: if the number of logit rows is not the number of masked positions, shapes
-            disagree, a row (for "mean": every row) has no maskable token, or the reduction is
-            unknown.
+        ValueError: if shapes disagree, a row (for "mean": every row) has no maskable token, or the
+            reduction is unknown.
     """
     one_of("reduction", reduction, ("mean", "row"))
     check_tensor(

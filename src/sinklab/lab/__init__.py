@@ -10,6 +10,7 @@ PROVIDES = {
     "rules": "analysis.rules measures.soft_rule",
     "schedules": "samplers",
     "selectors": "measures.controls",
+    "sinks": "added_sinks",
     "statistics": "measures.statistics",
     "studies": ("studies.benchmarks.study studies.curve.study studies.trace.study"),
     "unmasking_rules": "samplers",

@@ -1,5 +1,5 @@
 """Configuration of a diffusion language model: a backbone's config plus the settings that make it a
-DLM.
+DLM. A variant of the model is a value in here, never another class.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raise for a key that is no field of :class:`DiffusionLMConfig` and not among ``known``,
-    naming the near ones.
-
-    Raises:
-        ValueError: if there is such a key.
+    """Raises ValueError for a key that is no field of :class:`DiffusionLMConfig` and not among
+    ``known``, naming the near ones.
     """
     for name in settings:
         if name not in OWN and name not in known:
@@ -38,9 +35,8 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
 def _check(config: DiffusionLMConfig) -> None:
     """Raises ValueError if sink, backbone and vocabulary do not fit together."""
     kind = config.sink_kind
-    kinds = ("none", *sorted(sinks, key=lambda name: -sinks[name].positions))
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
-    one_of("sink_kind", kind.partition(":")[0], kinds, remedy)
+    one_of("sink_kind", kind.partition(":")[0], ("none", *sinks), remedy)
     if (kind == "none") != (config.sink_count == 0):
         raise ValueError(
             f"sink_kind and sink_count must agree, got {kind!r} with {config.sink_count}: none "
@@ -53,16 +49,15 @@ def _check(config: DiffusionLMConfig) -> None:
         )
     size = config.backbone.vocab_size
     rows = config.output_vocab_size
-    if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
-        raise ValueError(
-            f"mask_token_id must be an id of the backbone's vocabulary (0…{size - 1}), "
-            f"but is {config.mask_token_id}; add a row for [MASK] to the vocabulary"
-        )
-    for name, value in (("text_vocab_size", config.text_vocab_size), ("output_vocab_size", rows)):
-        if value is not None and not 1 <= value <= size:
+    for name, value, limit in (
+        ("mask_token_id", config.mask_token_id, size - 1),
+        ("text_vocab_size", config.text_vocab_size, size),
+        ("output_vocab_size", rows, size),
+    ):
+        if value is not None and value > limit:
             raise ValueError(
-                f"{name} must be from 1 to the size of the vocabulary {size} or None, but is "
-                f"{value}"
+                f"{name} must be at most {limit}, as the backbone's vocabulary has {size} ids, but "
+                f"is {value}; add rows to the vocabulary, or leave it out"
             )
     if rows not in (None, size) and config.backbone.tie_word_embeddings:
         raise ValueError(
@@ -76,27 +71,27 @@ def _check(config: DiffusionLMConfig) -> None:
         )
 
 
-def _check_special(settings: Mapping[str, Any]) -> None:
+def _check_kinds(settings: Mapping[str, Any]) -> None:
     """Raises ValueError for special ids that are none, and for a bias of gates that is no number;
     of the end of text there may be several.
     """
     for name in SPECIAL:
-        value: Any = settings.get(name)
-        numbers = [value]
+        value = settings.get(name)
+        ids = [value]
         if name == "eos_token_id" and isinstance(value, list | tuple):
-            numbers = [*value]
-        if any(type(one) not in (int, NoneType) for one in numbers):
+            ids = [*value]
+        if any(type(one) not in (int, NoneType) for one in ids):
             raise ValueError(
                 f"{name} must be a whole number or None, but is {value!r}; give it without quotes"
             )
     bias = settings.get("gate_bias")
-    if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+    if type(bias) not in (int, float, NoneType):
         raise ValueError(
             f"gate_bias must be a number or None, but is {bias!r}; give it without quotes"
         )
 
 
-def _check_kind(kind: Any) -> None:
+def _check_type(kind: Any) -> None:
     if kind not in BACKBONES:
         one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
 
@@ -108,13 +103,11 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
             "DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config"
         )
     # a copy: the caller's config may belong to a causal model that is still in use
-    given: Any = copy.deepcopy(backbone)
-    if not isinstance(given, Mapping):
-        _check_kind(given.model_type)
-        config = given
-    else:
-        _check_kind(given.get("model_type"))
-        config = AutoConfig.for_model(**given)
+    config: Any = copy.deepcopy(backbone)
+    if isinstance(config, Mapping):
+        _check_type(config.get("model_type"))
+        config = AutoConfig.for_model(**config)
+    _check_type(config.model_type)
     if "sliding_attention" in (stated(config, "layer_types") or ()):
         raise ValueError(
             "a bidirectional model needs full attention in every layer, but the backbone has "
@@ -125,54 +118,42 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
 
 
 class DiffusionLMConfig(PreTrainedConfig):
-    """Config of :class:`~sinklab.core.models.DiffusionLM`. A variant of the model is a value in
-    here, never another class.
+    """Config of :class:`~sinklab.core.models.DiffusionLM`.
 
     Args:
-        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of
-            type llama, qwen2, qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of
-            :data:`sinklab.core.registry.backbones`.
-        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`: ``token`` (a learned
-            embedding run through the layers, Eq. 5–6); ``zero`` (the same with its value states
-            forced to zero in every layer, Table 5); ``kv`` (learned keys and values of each layer,
-            without rotary positions: it takes none, and the text starts at 0); ``logit`` (a learned
-            term of each head's softmax, as in gpt-oss).
+        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of a
+            type in :data:`BACKBONES` or :data:`sinklab.core.registry.backbones`.
+        sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`.
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
         sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq.
             7); a kind without positions is ``front``.
         gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output
             projection (Eq. 8–10).
-        gate_bias: None for a gate without bias, as in Eq. 9 (starts near 0.5); a number adds a bias
-            that starts there (4 opens it).
+        gate_bias: where the bias of the gate starts (4 opens it); None for none, as in Eq. 9.
         mask_token_id: id of [MASK] in the backbone's vocabulary.
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
         text_vocab_size: ids from here on are no text (MMaDA's image codes); None when all are.
         output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM: none for
-            [MASK]); the ids without a row get the lowest logit there is. None when every id has
-            one.
+            [MASK]); None for one for every id.
         rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at
             all) or ``bfloat16`` (as the released SMDM and One-Token code does).
         eot_token_id: id of the end-of-turn token of a chat model.
-        context: tokens that prompt and completion should have together at most, as the authors
-            state it; advice that the model does not enforce. None if only the positions limit it.
+        context: recommended maximum of tokens of prompt and completion together, not enforced.
         attention: keys that a query of the text sees, in training and afterwards: ``full``, all of
             them; ``causal``, itself and those to its left; ``first_alone``, all, but the first
-            token of a text sees itself alone, as it does under a causal mask. Every query sees the
-            added sinks.
+            token of a text sees itself alone. Every query sees the added sinks.
         block_length: tokens of a block if attention is block-causal: a token sees its own block
             from both sides, and the blocks before it (BD3-LM, 2503.09573). None for full attention.
         clean_attention: with blocks, how those that are finished attend: ``block``, as when they
-            were written, or ``causal``, from left to right inside the block too
-            (Nemotron-Labs-Diffusion).
+            were written, or ``causal``, from left to right inside the block too.
         blocks_from: with blocks, the start of their count: ``text``, its first token, or
-            ``column``, the first column of the batch, padding included (dLLM, which pads prompts on
-            the left to whole blocks).
+            ``column``, the first column of the batch, padding included.
         first_alone: with blocks, whether the first token of each is written by itself, before the
-            others: if logits are shifted, it is predicted by the block before (Fast-dLLM v2).
+            others: if logits are shifted, it is predicted by the block before.
 
     Raises:
-        ValueError: for an unknown key or value, naming the near ones; for a sink kind without a
-            count or a count without a kind.
+        ValueError: for an unknown key or value, naming the near ones, and for settings that do not
+            fit together.
     """
 
     model_type = "sinklab_diffusion"
@@ -185,10 +166,10 @@ class DiffusionLMConfig(PreTrainedConfig):
     sink_side: str = limited("front", one_of=SIDES)
     gate: str = limited("none", one_of=("none", "elementwise"))
     gate_bias: float | None = None
-    mask_token_id: int | None = None
+    mask_token_id: int | None = limited(None, at_least=0)
     logit_shift: bool = False
-    text_vocab_size: int | None = None
-    output_vocab_size: int | None = None
+    text_vocab_size: int | None = limited(None, at_least=1)
+    output_vocab_size: int | None = limited(None, at_least=1)
     rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
     context: int | None = limited(None, at_least=1)
@@ -203,7 +184,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     ) -> None:
         refuse_unknown(settings, config_keys())
         self.backbone = _bidirectional(backbone)
-        _check_special(settings)
+        _check_kinds(settings)
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
                 value = settings.pop(field.name, field.default)
@@ -250,22 +231,18 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def text_start(self) -> int:
-        """Position of the first token of text: behind the sinks that stand in front."""
+        """Position of the first token of text: after the sinks in front."""
         if self.sink_side == "front":
             return self.sink_positions
         return 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these, after the written tokens: none, unlike
-        BERT's [SEP].
-        """
+        """Ids that end a text which begins with these: none, unlike BERT's [SEP]."""
         return ()
 
     @property
     def block_columns(self) -> int:
-        """Divisor that the columns of a prompt must have for the completion to begin a block; 1 for
-        any number.
-        """
+        """Divisor that the columns of a prompt must have for the completion to begin a block."""
         if self.block_length is None or self.blocks_from == "text":
             return 1
         return self.block_length
@@ -277,15 +254,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         return own or self.backbone.hidden_size // self.backbone.num_attention_heads
 
     @property
-    def kv_heads(self) -> int:
-        """Key/value heads of a layer."""
-        return self.backbone.num_key_value_heads
-
-    @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every end-of-text id; Llama-3.1 has several, and a config may hold one, a list or
-        none.
-        """
+        """Every end-of-text id; Llama-3.1 has several."""
         eos = self.eos_token_id
         if isinstance(eos, int):
             return (eos,)
@@ -296,13 +266,10 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Arguments about the model that :meth:`~sinklab.core.sampling.DecodingSettings.decode`
         needs.
         """
-        ends = list(self.eos_ids)
+        ends = [*self.eos_ids]
         if self.eot_token_id is not None:
             ends.append(self.eot_token_id)
-        return {
-            "eos_ids": ends,
-            "text_vocabulary": self.text_vocab_size,
-        }
+        return {"eos_ids": ends, "text_vocabulary": self.text_vocab_size}
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """The config that holds the decoder's sizes (transformers calls it)."""

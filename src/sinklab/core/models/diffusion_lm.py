@@ -1,12 +1,14 @@
-"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional
-sink and gate.
+"""A diffusion language model: a decoder of transformers made bidirectional, with an optional sink
+and gate.
+
+Both are added by hooks, so that no model code is copied and the tensors keep their usual names.
 """
 
 # B batch, S sequence, N added sinks, D hidden size, V vocabulary, M wanted positions (row-major),
 # A attention width (heads × head dim)
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +22,11 @@ from sinklab.core.models import masks
 from sinklab.core.models.config import DiffusionLMConfig
 from sinklab.core.models.denoising import ModelDenoiser
 from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.models.head import Head, LossOptions, LossTargets
+from sinklab.core.models.head import Head, LossTargets
 from sinklab.core.models.masks import CanvasGeometry
 from sinklab.core.models.prefix import SinkPrefix, take_prefix
 from sinklab.core.models.sinks import tensors_of
 from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
-
-_LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
 
 
 def _round_to_bfloat16(
@@ -38,26 +38,19 @@ def _round_to_bfloat16(
 
 class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
-    8–10).
+    8–10); ``bias`` is the initial value of b, None leaves it out (Eq. 9).
 
-    As wide as the concatenated heads; ``bias`` is the initial value of b, None leaves it out (Eq.
-    9). Its bound methods are the hooks of :meth:`attach`, so that a copied or pickled model uses
-    the copy's gate.
+    Its bound methods are the hooks, so that a copied or pickled model uses the copy's gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
-        # not that of a linear layer, which draws random numbers
-        nn.Module.__init__(self)
-        self.in_features = hidden_size
-        self.out_features = width
-        self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        started = None
-        if bias is not None:
-            started = nn.Parameter(torch.full((width,), bias))
-        self.register_parameter("bias", started)
+        super().__init__(hidden_size, width, bias=bias is not None)
         self.bias_start = bias
         self.pending: Tensor | None = None
         """Factors for the output projection that comes next; None when none are owed."""
+
+    def reset_parameters(self) -> None:
+        """Draw no random numbers here: the model does, with its other weights."""
 
     def __getstate__(self) -> dict[str, Any]:
         # factors that an interrupted call left behind belong to its graph and cannot be copied
@@ -69,16 +62,10 @@ class Gate(nn.Linear):
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
         """Compute the factors from the input of attention, before it runs."""
-        if args:
-            states_BSE = args[0]
-        else:
-            states_BSE = kwargs["hidden_states"]
-        self.pending = self(states_BSE)
+        self.pending = self(kwargs["hidden_states"])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Apply the factors once, before the output projection; when none are owed, leave the input
-        as it is.
-        """
+        """Apply the factors once, before the output projection."""
         if self.pending is None:
             return None
         factors = self.pending
@@ -86,11 +73,7 @@ class Gate(nn.Linear):
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
-        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``.
-
-        Hooks and not a subclass: they fit every decoder with the usual projection names and copy no
-        model code.
-        """
+        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``."""
         attention.register_forward_pre_hook(self.remember, with_kwargs=True)
         attention.o_proj.register_forward_pre_hook(self.multiply)
 
@@ -98,10 +81,9 @@ class Gate(nn.Linear):
 class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink
-    adds the tensors of its kind (``sink_embeddings`` (N, D) of a token), the gate ``gates.i``. The
-    sink enters every layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6
-    exactly and needs no attention mask.
+    The sink adds the tensors of its kind (``sink_embeddings`` (N, D) of a token) and enters every
+    layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6; the gate adds
+    ``gates.i``.
     """
 
     config_class = DiffusionLMConfig
@@ -110,11 +92,16 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     sink_form = "auto"
-    """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference),
-    ``sequence`` (run with the text, which spares a GPU many small kernels), or ``auto``: the second
-    on CUDA.
+    """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
+    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
     """
-    _no_split_modules = [kind + "DecoderLayer" for kind in _LAYERS]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        "LlamaDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Qwen3MoeDecoderLayer",
+        "Glm4MoeDecoderLayer",
+    ]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
@@ -135,6 +122,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             if sink.positions:
                 for form in fast_sinks.values():
                     form.attach(self.model)
+            sink.attach(self.model)
             for name in sink.tensors:
                 self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
         if config.gate != "none":
@@ -164,8 +152,11 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
-        """A DLM that starts from the weights of an autoregressive model (``settings`` are fields of
-        the config).
+        """A DLM that starts from the weights of an autoregressive model.
+
+        Args:
+            causal_lm: the model.
+            settings: fields of the config.
 
         Raises:
             ValueError: if the model is not of a supported type.
@@ -186,8 +177,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **settings: Any
     ) -> nn.Embedding:
-        """Change the size of the vocabulary: embedding, LM head and both configs (arguments of
-        transformers).
+        """Change the size of the vocabulary; arguments as in transformers.
 
         Raises:
             ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
@@ -219,7 +209,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
-        """Common end of every way of turning checkpointing on; the sink's prefix survives it.
+        """What every way to turn checkpointing on calls.
 
         Raises:
             ValueError: for reentrant checkpointing, which loses the gradient of the sink.
@@ -234,9 +224,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of this length (or these, if rows differ); None
-        without a sink.
-        """
+        """Keys and values of the sinks for texts of these lengths; None without a sink."""
         sink = self.config.sink
         if sink is None:
             return None
@@ -260,9 +248,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         real_BS = masks.real_positions(input_ids, attention_mask)
         if clean is not None:
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
-        has_full_attention = self.config.block_length is None and self.config.attention == "full"
-        is_usual = clean is None and has_full_attention and sink_prefix is None
-        if is_usual and self.config.sink is not None:
+        if clean is None and sink_prefix is None:
             form = fast_path(fast_sinks, self)
             if form is not None:
                 return form.states(self, input_ids, real_BS, causal, visible)
@@ -280,19 +266,36 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             visible=visible,
             is_doubled=clean is not None,
         )
-        options: dict[str, Any] = {}
-        if geometry.sinks is not None:
-            options["sink_prefix"] = geometry.sinks
-        states_BSD = self.model(
-            inputs_embeds=embeds_BSD,
-            attention_mask=geometry.mask,
-            position_ids=geometry.position_ids_BS,
-            use_cache=False,
-            is_causal=causal,
-            **options,
-            **masks.none_at_all(geometry.mask, geometry.backend),
-        ).last_hidden_state
+        states_BSD = self.decoder_states(
+            embeds_BSD, geometry.mask, geometry.position_ids_BS, geometry.sinks, is_causal=causal
+        )
         return states_BSD[:, : input_ids.shape[1]]
+
+    def decoder_states(
+        self,
+        embeds_BSD: Tensor,
+        mask: Tensor | None,
+        position_ids_BS: Tensor,
+        sinks: Any,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Final normed states (B, S, D) of the backbone, from embeddings of the columns that run.
+
+        Args:
+            mask: from :func:`sinklab.core.models.masks.attention_mask`.
+            position_ids_BS: of these columns, (1 or B, S).
+            sinks: a :class:`SinkPrefix`, or a memory of all columns that stands for one.
+        """
+        return self.model(
+            inputs_embeds=embeds_BSD,
+            attention_mask=mask,
+            position_ids=position_ids_BS,
+            use_cache=False,
+            is_causal=is_causal,
+            sink_prefix=sinks,
+            without_mask=mask is None,
+        ).last_hidden_state
 
     def _check_clean(self, input_ids: Tensor, clean: Tensor, *, is_alone: bool) -> None:
         if self.config.block_length is None:
@@ -317,45 +320,46 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         visible: Tensor | None = None,
         clean: Tensor | None = None,
         labels: Tensor | None = None,
-        **loss: Unpack[LossOptions],
+        label_weights: Tensor | None = None,
+        head_chunk: int = 4096,
+        liger: bool | None = None,
     ) -> MaskedLMOutput:
-        """Logits for the token at each position, or with ``labels`` the training loss without ever
-        all logits.
+        """Logits for the token at each position, or with ``labels`` the training loss.
 
         Args:
             input_ids: token ids (B, S), with [MASK] at every position to be predicted.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or
-                int64 (M,), their numbers in the flattened batch, ascending: these need not be read
-                from the device.
-            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None
-                computes it here.
-            causal: each position sees the sinks and the positions to its left only (for a causal
-                warm start).
+            logits_to_keep: bool (B, S), the positions with logits; or int64 (M,), their numbers in
+                the flattened batch, ascending, which need not be read from the device.
+            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls.
+            causal: each position sees the sinks and the positions to its left only.
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
                 counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
                 and ``config.attention`` block more. Positions do not change.
             clean: with attention in blocks, the same text without noise (B, S): each block then
-                sees its own noisy tokens and the clean ones of the blocks before it, as it does
-                when it is written (BD3-LM, 2503.09573). Without it, it sees the blocks before it as
-                they stand in ``input_ids``.
-            labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is
-                to be made by the caller.
-            loss: with labels, fields of :class:`~sinklab.core.models.head.LossOptions`:
-                ``label_weights``, ``head_chunk``, ``liger``.
+                sees its own noisy tokens and the clean ones of the blocks before it (BD3-LM,
+                2503.09573). Without it, it sees those blocks as they stand in ``input_ids``.
+            labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
+            label_weights: float (B, S), weight of each position of the loss; None for 1.
+            head_chunk: positions per chunk of logits.
+            liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
-                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats over the
-                labels (float32, or float64 if the model is), and no logits.
+                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats (float32,
+                or float64 if the model is), and no logits.
 
         Raises:
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
                 or an absent Liger.
         """
         targets = None
-        if loss or labels is not None:
-            targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss)
+        if labels is not None or label_weights is not None:
+            if logits_to_keep is not None:
+                raise ValueError(
+                    "labels say where the head is applied; pass them or logits_to_keep, not both"
+                )
+            targets = LossTargets.of(input_ids, labels, label_weights)
         states_BSD = self.hidden_states(
             input_ids, attention_mask, sink_prefix, causal, visible, clean
         )
@@ -366,26 +370,23 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 before_BSD = torch.where(starts_BS1, states_BSD, before_BSD)
             states_BSD = before_BSD
         if targets is not None:
-            return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
-        if logits_to_keep is None:
-            return MaskedLMOutput(logits=self.lm_head(states_BSD))
-        if logits_to_keep.ndim == 1:
-            return MaskedLMOutput(
-                logits=self.lm_head(states_BSD.flatten(0, 1).index_select(0, logits_to_keep))
-            )
-        check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
-        return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
+            loss = targets.loss(self.lm_head, states_BSD, head_chunk, liger)
+            return MaskedLMOutput(loss=loss)
+        if logits_to_keep is not None and logits_to_keep.ndim == 1:
+            states_BSD = states_BSD.flatten(0, 1).index_select(0, logits_to_keep)
+        elif logits_to_keep is not None:
+            check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
+            states_BSD = states_BSD[logits_to_keep]
+        return MaskedLMOutput(logits=self.lm_head(states_BSD))
 
     def denoiser(
         self, attention_mask: Tensor | None = None, *, plain: bool = False
     ) -> ModelDenoiser:
-        """This model as a denoiser: from ids to logits at wanted positions, for canvases with this
-        padding.
+        """This model as a denoiser for canvases with this padding.
 
         With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a faster subclass may
-        take its place. Its ``begin(cache)`` remembers keys and values between evaluations, for
-        decoding with a cache. Make a new one after the weights change: everything that does not
-        depend on the text is computed once.
+        take its place. Make a new one after the weights change: everything that does not depend on
+        the text is computed once.
         """
         fast = None
         if not plain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class GenerateByDenoising(DenoisingModel):
-    """Mixin: writes by denoising a canvas of [MASK] tokens. The class it is mixed into has a
-    ``config`` and a ``denoiser``.
-    """
+    """Mixin: writes by denoising a canvas of [MASK] tokens."""
 
     config: Any
     device: torch.device
@@ -53,12 +52,9 @@ class GenerateByDenoising(DenoisingModel):
                 (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion.
-            rule: which proposals to commit first, a rule or its name; ``low_confidence`` by
-                default.
-            schedule: how many of them at each evaluation, a schedule or its name; ``even`` by
-                default.
-            cache: memory between evaluations, a cache or its name; by default one that changes no
-                result.
+            rule: which proposals to commit first; ``low_confidence`` by default.
+            schedule: how many of them at each evaluation; ``even`` by default.
+            cache: memory between evaluations; by default one that changes no result.
             settings: all options in one record; those given by keyword replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
             options: fields of :class:`~sinklab.core.sampling.DecodingSettings`: ``steps``,
@@ -87,23 +83,22 @@ class GenerateByDenoising(DenoisingModel):
             if attention_mask is not None:
                 real_BP = token_rows("attention_mask", attention_mask)
             limits: dict[str, Any] = {"mask_id": mask_id, "context": self.config.text_positions}
-            behind = max_new_tokens or 0
+            start = 0
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
             else:
-                closing = _ending(self.config, ids_BP, real_BP)
-                limits |= {"multiple": self.config.block_columns, "closing": closing}
-                behind += len(closing)
                 canvas = Canvas.from_prompts(
-                    ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits
+                    ids_BP,
+                    new_tokens=max_new_tokens,
+                    attention_BP=real_BP,
+                    multiple=self.config.block_columns,
+                    closing=self.config.closing_of(_first_text(ids_BP, real_BP)),
+                    **limits,
                 )
+                start = int(canvas.open_BS[0].byte().argmax())
             decoding = self.denoise(canvas, settings, rule=rule, schedule=schedule, cache=cache)
-            width = canvas.ids_BS.shape[1] - behind
-            # a prompt shown by a streamer stays on the screen: nothing of a text that is still to
-            # be filled
-            shown = width * bool(max_new_tokens)
-            written_BS = _shown(decoding, canvas, shown, streamer)
-        return written_BS[:, width - ids_BP.shape[-1] :].clone()
+            written_BS = _shown(decoding, canvas, start, streamer)
+        return written_BS[:, max(start - ids_BP.shape[-1], 0) :].clone()
 
     def denoise(
         self,
@@ -117,17 +112,13 @@ class GenerateByDenoising(DenoisingModel):
         """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one
         holds the result.
 
-        `DecodingSettings.decode` limits the ids and sows the seed, and calls the function
-        `sinklab.core.sampling.denoise`, which is the loop.
-
         Args:
             canvas: the given tokens and the positions to be written.
             settings: all options in one record.
             rule, schedule, cache: in place of those that ``settings`` name.
 
         Raises:
-            ValueError: for ids outside the vocabulary, and for settings that make no sense, or that
-                this canvas cannot have.
+            ValueError: for ids outside the vocabulary, and for settings that make no sense.
         """
         config = self.config
         ids_BS = canvas.ids_BS
@@ -158,7 +149,7 @@ _INSTEAD = {
     "num_return_sequences": "repeat the rows of input_ids.",
     "generation_config": "give settings=DecodingSettings(…), or its fields by keyword.",
     "eos_token_id": "give stop_ids, or stop_at_eos=True for the model's own.",
-    "use_cache": "give cache='prefix' or cache='dual'; without it everything is computed afresh.",
+    "use_cache": "give the name of a cache; without it everything is computed afresh.",
 }
 """Advice in place of options of transformers' `generate` that have no meaning here."""
 
@@ -171,20 +162,12 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
     return replace(settings, **options)
 
 
-def _ending(config: Any, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[int, ...]:
-    """Ids that end the texts of a batch, as its first begins; none for an input that is no batch,
-    which the canvas refuses.
-    """
-    if (
-        ids_BP.ndim != 2
-        or not len(ids_BP)
-        or (real_BP is not None and real_BP.shape != ids_BP.shape)
-    ):
-        return ()
-    first_P = ids_BP[0]
-    if real_BP is not None:
-        first_P = first_P[real_BP[0].bool().to(ids_BP.device)]
-    return config.closing_of(first_P.tolist())
+def _first_text(ids_BP: Tensor, real_BP: Tensor | None) -> list[int]:
+    """The ids of the first row without its padding; the canvas refuses what is no batch."""
+    ids = ids_BP[:1].flatten().tolist()
+    if real_BP is None:
+        return ids
+    return [*compress(ids, real_BP[:1].flatten().tolist())]
 
 
 def _shown(

@@ -1,5 +1,7 @@
-"""Positions and attention masks of a canvas: padded, causal or block-causal; a full pass without
-padding needs no mask.
+"""Positions and attention masks of a canvas.
+
+A full pass without padding has no mask at all, so that the fastest kernels may run; everything else
+is one boolean mask in which every query sees the added sinks.
 """
 
 # B batch, S canvas, W columns that run, Q queries, N added sinks, J keys = N + S
@@ -14,14 +16,12 @@ from torch.nn import functional as F
 
 from sinklab.core.compat import attention_of
 from sinklab.core.errors import check_tensor
-from sinklab.core.models.prefix import SinkPrefix, logits_of
+from sinklab.core.models.prefix import SinkPrefix
 
 
 @dataclass(frozen=True, eq=False)
 class CanvasGeometry:
-    """Everything that depends on the shape of the canvas and its padding alone: computed once, for
-    all columns.
-    """
+    """Everything that depends on the shape of the canvas and its padding alone."""
 
     shape: tuple[int, ...]
     backend: str
@@ -43,14 +43,12 @@ class CanvasGeometry:
         visible: Tensor | None = None,
         is_doubled: bool = False,
     ) -> CanvasGeometry:
-        """Computed for texts of this shape and padding.
+        """Computed for a model and texts of this shape (B, S) and padding.
 
         Args:
-            model: a :class:`~sinklab.core.models.DiffusionLM`.
-            real_BS: from :func:`~sinklab.core.models.masks.real_positions`.
+            real_BS: from :func:`real_positions`.
             like: a tensor of the dtype and device of the states.
-            shape: of the ids, (B, S).
-            sinks: keys and values of the sinks if they are known; else they are computed.
+            sinks: those of the model if they are known.
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
@@ -70,13 +68,12 @@ class CanvasGeometry:
                 seen = noisy_and_clean(block_BS, config.clean_attention == "causal")
             else:
                 seen = block_causal(block_BS)
-        if is_doubled and real_BS is not None:
-            real_BS = torch.cat([real_BS, real_BS], dim=1)
         if is_doubled:
-            position_ids_BS = torch.cat([position_ids_BS, position_ids_BS], dim=1)
             length = 2 * length
-        # the logits of added sinks are added to a mask
-        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
+            position_ids_BS = position_ids_BS.repeat(1, 2)
+            if real_BS is not None:
+                real_BS = real_BS.repeat(1, 2)
+        if real_BS is None and config.sink is not None and config.sink.needs_mask:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = attention_mask(
             real_BS,
@@ -90,19 +87,11 @@ class CanvasGeometry:
         )
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
-    def rows(self, columns: slice | Tensor, seen: Tensor | None = None) -> Tensor | None:
-        """The mask for the queries in these columns; of those keys alone that may be ``seen``, bool
-        (B, S, S).
-        """
+    def rows(self, columns: slice | Tensor) -> Tensor | None:
+        """The mask of the queries in these columns."""
         mask = self.mask
         if mask is None or mask.shape[2] == 1:
             return mask
-        if seen is not None:
-            seen_B1QJ = F.pad(seen[:, None], (mask.shape[-1] - seen.shape[-1], 0), value=True)
-            if mask.dtype == torch.bool:
-                mask = mask & seen_B1QJ
-            else:
-                mask = mask.masked_fill(~seen_B1QJ, torch.finfo(mask.dtype).min)
         # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
 
@@ -115,7 +104,7 @@ def take(values: Tensor, columns: slice | Tensor) -> Tensor:
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """Positions of text, bool (B, S), or None without any padding (so that no mask is built).
+    """Positions of text, bool (B, S), or None without any padding.
 
     Raises:
         ValueError: if shapes disagree, or a row is all padding.
@@ -141,7 +130,7 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
 
 def starts(real_BS: Tensor) -> Tensor:
     """Positions of text right after padding, bool (B, S): with shifted logits they predict
-    themselves, as at the first column.
+    themselves.
     """
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
@@ -149,14 +138,7 @@ def starts(real_BS: Tensor) -> Tensor:
 def position_ids(
     real_BS: Tensor | None, length: int, *, start: int, device: torch.device
 ) -> Tensor:
-    """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
-
-    Args:
-        real_BS: from :func:`real_positions`.
-        length: S.
-        start: position of the first token of text.
-        device: device of the result.
-    """
+    """Positions of the text (1 or B, S), from ``start`` on; padding takes none."""
     if real_BS is None:
         return torch.arange(length, device=device)[None] + start
     return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
@@ -166,14 +148,7 @@ def blocks(
     config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None
 ) -> Tensor:
     """Number of the attention block of each column, int64 (1 or B, S), for a config with a
-    ``block_length``.
-
-    Args:
-        config: of the model.
-        real_BS: from :func:`real_positions`.
-        length: S.
-        device: device of the result.
-        size: tokens of a block, for parts of blocks.
+    ``block_length``; ``size`` takes its place.
     """
     if config.blocks_from == "column":
         real_BS = None
@@ -183,9 +158,7 @@ def blocks(
 def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
     """Block-causal visibility, bool (B, query, key): the own block and those before it.
 
-    Args:
-        block_BS: from :func:`blocks`.
-        current_B: the block that is being written, if those before it attend causally.
+    With ``current_B``, the block that is being written, those before it attend causally.
     """
     seen_BQJ = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
@@ -198,14 +171,8 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
 def whole_text(
     attention: str, real_BS: Tensor | None, length: int, device: torch.device
 ) -> Tensor | None:
-    """Keys that each query sees by the model's form of attention, bool (1 or B, query, key); None
-    if it is full.
-
-    Args:
-        attention: ``attention`` of a :class:`~sinklab.core.models.DiffusionLMConfig`.
-        real_BS: from :func:`real_positions`; places are counted without padding.
-        length: S.
-        device: device of the result.
+    """Keys that each query sees by a config's ``attention``, bool (1 or B, query, key); None if it
+    is full.
     """
     if attention == "full":
         return None
@@ -217,10 +184,7 @@ def whole_text(
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     """Visibility if the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq.
-    9–12).
-
-    A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a
-    clean token the clean ones up to the end of its block, or with ``causal`` up to itself.
+    9–12): a clean token sees the clean ones to the end of its block, or with ``causal`` to itself.
     """
     query_BS1 = block_BS[:, :, None]
     key_B1S = block_BS[:, None]
@@ -242,73 +206,51 @@ def attention_mask(
     visible: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor | None:
-    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend.
+    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend, boolean or (eager) additive.
 
-    None when nothing is blocked, or the kernel's own causal flag says it all.
+    None when nothing is blocked, or the kernel's own causal flag is enough.
 
     Args:
         real_BS: from :func:`real_positions`; all True makes a mask even if nothing is blocked.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
-        backend: ``attn_implementation`` of the backbone.
+        backend: ``attn_implementation``.
         like: a tensor of the dtype and device of the states.
-        visible: bool (S, S) or (B, S, S), True if a query of the text may see a key of the text.
-        seen: the same (1 or B, S, S) by the model itself, see :func:`block_causal` and
-            :func:`whole_text`.
+        visible: what the caller lets a query of the text see, bool (S, S) or (B, S, S).
+        seen: what the model does, bool (1 or B, S, S).
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    added = backend == "eager"
-    if (
-        real_BS is None
-        and visible is None
-        and seen is None
-        and not added
-        and not (causal and sinks)
-    ):
+    is_added = backend == "eager"
+    is_open = real_BS is None and visible is None and seen is None
+    if is_open and not is_added and not (causal and sinks):
         return None
-    if not added and backend != "sdpa":
+    if not is_added and backend != "sdpa":
         raise ValueError(
             "padding, blocks and visibility are supported with attn_implementation 'sdpa' or "
             f"'eager', but it is {backend!r}; use sdpa"
         )
-    if real_BS is None:
-        real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
-    seen_B1QS = real_BS[:, None, None, :]
+    seen_B1QS = torch.ones(1, 1, 1, length, dtype=torch.bool, device=like.device)
+    if real_BS is not None:
+        seen_B1QS = real_BS[:, None, None]
     if causal:
         seen_B1QS = (
             seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
         )
     if visible is not None:
-        if (
-            visible.dtype != torch.bool
-            or visible.ndim not in (2, 3)
-            or visible.shape[-2:] != (length, length)
-        ):
-            raise ValueError(
-                f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} "
-                "(True = the query, a "
-                f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
-            )
+        shape: tuple[int | None, ...] = (length, length)
         if visible.ndim == 3:
-            visible = visible[:, None]
-        seen_B1QS = seen_B1QS & visible
+            shape = (None, *shape)
+        remedy = f"it is (S, S) or (B, S, S) with S = {length}, True if the row may see the column"
+        check_tensor("visible", visible, shape, "bool", remedy)
+        seen_B1QS = seen_B1QS & visible.unsqueeze(-3)
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QJ = F.pad(seen_B1QS, (sinks, 0), value=True)
-    if not added:
+    if not is_added:
         return seen_B1QJ
     return torch.zeros_like(seen_B1QJ, dtype=like.dtype).masked_fill(
         ~seen_B1QJ, torch.finfo(like.dtype).min
     )
-
-
-def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
-    """Keywords for a decoder that give its layers no mask if nothing is blocked: compiled,
-    transformers below 5.23 makes one, which knows no sinks and keeps flash attention from running.
-    """
-    if mask is None and backend == "sdpa":
-        return {"without_mask": True}
-    return {}

@@ -1,7 +1,8 @@
 """Sinks as a key/value prefix.
 
 A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it
-is run alone, as a sequence of length 1, and its keys and values stand before those of the text.
+is run alone, as a sequence of length 1, and its keys and values stand before those of the text. No
+mask has to isolate it.
 """
 
 # B batch, S text, N added sinks, K key/value heads, J keys = N + S, D head dim or hidden size,
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import unobserved
@@ -23,19 +24,12 @@ from sinklab.core.compat import stated
 
 @dataclass(frozen=True)
 class SinkPrefix:
-    """Keys and values of the sinks in every layer; an attention layer takes it in place of a
-    key/value cache.
-
-    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions
-    are already applied.
+    """Keys and values of the sinks, one tensor a layer, (1 or B, K, N, D), with rotary positions
+    applied; an attention layer takes it in place of a key/value cache.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    logits: tuple[Tensor, ...] = ()
-    """Logits of each query head for the sinks, (H, N) a layer, added to its scores; empty for
-    nothing.
-    """
 
     @property
     def count(self) -> int:
@@ -45,35 +39,10 @@ class SinkPrefix:
     def update(
         self, k_BKSD: Tensor, v_BKSD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Put the sinks in front of this layer's keys and values (the method that an attention
-        calls on its cache).
-        """
-        # of the layer's type, and on its device, which may be another than the parameters'
+        """Put the sinks in front of this layer's keys and values, on its device and of its type."""
         sink_k = self.keys[layer_idx].to(k_BKSD).expand(len(k_BKSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BKSD).expand(len(v_BKSD), -1, -1, -1)
         return torch.cat([sink_k, k_BKSD], dim=2), torch.cat([sink_v, v_BKSD], dim=2)
-
-
-def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
-    """Logits that a layer adds to its scores of the sinks, (H, N), of a prefix or a stand-in for
-    one; None for nothing.
-    """
-    logits = stated(sinks, "logits")
-    if not logits:
-        return None
-    return logits[layer]
-
-
-def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
-    """A mask (B or 1, 1 or H, 1 or Q, J), boolean or additive, with these logits added to the
-    scores of the first N keys: additive, (B or 1, H, 1 or Q, J), of the type of ``like``.
-    """
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
-    logits_H1J = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[
-        :, None
-    ]
-    return mask + logits_H1J
 
 
 class _PassCache:
@@ -94,9 +63,7 @@ class _PassCache:
 
 @contextmanager
 def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """The sinks' own pass is not to be run again in the backward pass: an intervention would take
-    it for text there.
-    """
+    """Run no layer again in the backward pass, where an intervention would take sinks for text."""
     flags = [stated(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
@@ -108,9 +75,7 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
-    """Position of each sink token, (1 or B, N), for texts of this length, or of these if rows
-    differ (Eq. 5, 7).
-    """
+    """Position of each sink token, (1 or B, N), for texts of these lengths (Eq. 5, 7)."""
     number_N = torch.arange(config.sink_count, device=device)
     if config.sink_side == "front":
         return number_N[None]
@@ -129,9 +94,9 @@ def run_alone(
 
     Args:
         decoder: the backbone without its head.
-        sinks_ND: embeddings of the N sinks.
-        positions_UN: position of each sink, for U different rows.
-        values: changes the value states of a layer, (U·N, G, 1, D).
+        sinks_ND: their embeddings.
+        positions_UN: their positions, for U different rows.
+        values: changes the value states of a layer, (U·N, K, 1, D).
 
     Returns:
         a prefix with U rows. Gradients flow through it.
@@ -156,10 +121,7 @@ def run_alone(
 
 
 def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
-    """Given keys and values of each layer as a prefix of one row. Gradients flow through it.
-
-    Keys are not rotated, so that they mean the same at every distance.
-    """
+    """Given keys and values of each layer as a prefix of one row, without rotary positions."""
     keys, values = (
         tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
         for states_LNKD in (keys_LNKD, values_LNKD)
@@ -168,22 +130,17 @@ def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
 
 
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The hook before every attention layer of a transformers decoder, which gives it the
-    ``sink_prefix`` as its cache.
+    """The hook before every attention layer, which gives it the ``sink_prefix`` as its cache.
 
-    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches
-    under gradient checkpointing, which would make the sink vanish with no more than a warning.
+    That travels as a plain keyword because transformers drops ``past_key_values`` under gradient
+    checkpointing, with no more than a warning. ``without_mask`` says that nothing is blocked: when
+    compiled, transformers < 5.23 builds a mask that ignores the sinks.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
     prefix = kwargs.pop("sink_prefix", None)
     if prefix is not None:
         kwargs["past_key_values"] = prefix
-        logits_HN = logits_of(prefix, attention.layer_idx)
-        if logits_HN is not None:
-            kwargs["attention_mask"] = with_logits(
-                kwargs["attention_mask"], logits_HN, kwargs["hidden_states"]
-            )
     return args, kwargs
 
 
@@ -196,19 +153,11 @@ class KeyValueStore:
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
         self.prefix = prefix
         self.sinks = 0
-        self.logits: tuple[Tensor, ...] = ()
         if prefix is not None:
             self.sinks = prefix.count
-            self.logits = prefix.logits
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
         slice or int64 (W,)."""
-        self.length: int | None = None
-        """Columns of the canvas, if a first evaluation may bring some of them; None if it brings
-        all.
-        """
-        self.seen: int | None = None
-        """Columns that :meth:`update` returns, from the left; None for all."""
         self.graphs: dict[Any, Any] = {}
         """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
         self._keys: list[Tensor | None] = [None] * layers
@@ -224,16 +173,12 @@ class KeyValueStore:
         if self.prefix is not None:
             sink_k = self.prefix.keys[layer_idx]
             sink_v = self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BKWD, sink_k)
-        self._values[layer_idx] = self._written(self._values[layer_idx], v_BKWD, sink_v)
-        keys, values = self.held(layer_idx)
-        if self.seen is None:
-            return keys, values
-        seen = self.sinks + self.seen
-        return keys[:, :, :seen], values[:, :, :seen]
+        self._keys[layer_idx] = self.write(self._keys[layer_idx], k_BKWD, sink_k)
+        self._values[layer_idx] = self.write(self._values[layer_idx], v_BKWD, sink_v)
+        return self.held(layer_idx)
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they held now. Raises ValueError if there are none."""
+        """Keys and values of one layer as they are now. Raises ValueError if there are none."""
         keys = self._keys[layer]
         values = self._values[layer]
         if keys is None or values is None:
@@ -242,27 +187,31 @@ class KeyValueStore:
             )
         return keys, values
 
-    def _written(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+    def empty(self, length: int, like_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """A buffer for so many columns, with the sinks in front and zeros elsewhere."""
+        batch, heads, _, width = like_BKWD.shape
+        # zeros: a mask blocks entries that no evaluation has filled, but not NaN
+        new = like_BKWD.new_zeros(batch, heads, self.sinks + length, width)
+        self.graphs.clear()
+        if sink_BKND is not None:
+            new[:, :, : self.sinks] = sink_BKND
+        return new
+
+    def write(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """The buffer, if there is one that fits, with these columns in it."""
         columns = self.columns
         sinks = self.sinks
-        batch, heads, length, width = new_BKWD.shape
-        if columns is not None:
-            length = self.length or 0
-        if columns is None or (known is None and length):
-            shape = (batch, heads, sinks + length, width)
-            if known is None or known.shape != shape:
-                # zeros: a mask blocks entries that no evaluation has filled, but not NaN
-                known = new_BKWD.new_zeros(shape)
-                self.graphs.clear()
-                if sink_BKND is not None:
-                    known[:, :, :sinks] = sink_BKND
+        if columns is None:
+            batch, heads, length, width = new_BKWD.shape
+            if known is None or known.shape != (batch, heads, sinks + length, width):
+                known = self.empty(length, new_BKWD, sink_BKND)
+            known[:, :, sinks:] = new_BKWD
+            return known
         if known is None:
             raise ValueError(
                 "columns can be recomputed only after a full evaluation has filled the others"
             )
-        if columns is None:
-            known[:, :, sinks:] = new_BKWD
-        elif isinstance(columns, slice):
+        if isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:
             known.index_copy_(2, columns + sinks, new_BKWD)

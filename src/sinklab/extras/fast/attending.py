@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp, with_sink_logits
 from sinklab.core.models.masks import take
-from sinklab.core.models.prefix import SinkPrefix, logits_of
+from sinklab.core.models.prefix import SinkPrefix
 from sinklab.core.probing.tap import Tap
 from sinklab.extras.fast import compat
+from sinklab.lab.sink_logits import logits_of
 
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 
@@ -188,7 +189,7 @@ def _of_row(sinks: SinkPrefix, row: int) -> SinkPrefix:
     keys, values = (
         tuple(one[row % len(one)][None] for one in states) for states in (sinks.keys, sinks.values)
     )
-    return SinkPrefix(keys, values, sinks.logits)
+    return SinkPrefix(keys, values)
 
 
 class Heard:

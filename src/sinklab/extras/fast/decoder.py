@@ -32,16 +32,19 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab.core import compat
 from sinklab.core.attention.context import is_observed, is_watched, reads_wait, running
 from sinklab.core.compat import attention_of
-from sinklab.core.models.denoising import ModelDenoiser, Read
+from sinklab.core.models.denoising import ModelDenoiser, Outputs
 from sinklab.core.models.head import Head
 from sinklab.core.models.masks import CanvasGeometry, take
-from sinklab.core.models.prefix import KeyValueStore, SinkPrefix, logits_of, with_logits
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.probing.routes import TAPS, TapHook
 from sinklab.core.probing.tap import Tap
 from sinklab.core.registry import fast_decoders
+from sinklab.core.sampling.canvas import Places
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import forward_hooks, has_global_hooks, next_hook
+from sinklab.lab.caching.blocks import BlockStore, narrowed
+from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
 
 _LAYERS = (
     modeling_llama.LlamaDecoderLayer,
@@ -56,7 +59,7 @@ _ATTENTIONS = (
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 # Memories whose evaluations attend to all columns, as a trace reads them.
-_OPEN_STORES = (type(None), SinkPrefix, KeyValueStore)
+_OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore, BlockStore)
 # Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
 # is cleared for it.
 _PIECE = 256
@@ -453,7 +456,7 @@ class FastDecoder:
 
 def _is_ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith(
-        ("sinklab.core.models.", "sinklab.extras.fast.")
+        ("sinklab.core.models.", "sinklab.extras.fast.", "sinklab.lab.sink_logits")
     )
 
 
@@ -462,6 +465,8 @@ class FastDenoiser(ModelDenoiser):
     """The denoiser of a model of known layers: by the fast decoder while that is faithful, else by
     the model's own forward.
     """
+
+    _block: tuple[slice | Tensor, Tensor] | None = None
 
     @classmethod
     def serving(cls, model: Any, attention_BS: Tensor | None) -> FastDenoiser | None:
@@ -486,21 +491,35 @@ class FastDenoiser(ModelDenoiser):
         """
         return self._fast.tap() if type(store) in _OPEN_STORES else None
 
-    def full_pass(self, ids_BS: Tensor, read: Read, store: Any = None) -> Tensor:
+    def outputs(self, at: Places) -> Outputs:
+        """The states to compute: where finding those that are wanted would wait for the device,
+        those of the whole block.
+        """
+        if at.columns is None or not reads_wait(at.wanted_BS.device):
+            return super().outputs(at)
+        if self._block is None or self._block[0] is not at.columns:
+            columns = self.with_sources(at.columns)
+            if isinstance(columns, slice):
+                columns = torch.arange(columns.start, columns.stop, device=at.wanted_BS.device)
+            self._block = at.columns, columns
+        return Outputs.of(at, self.sources(at), self._block[1])
+
+    def full_pass(self, ids_BS: Tensor, at: Places, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed."""
-        wanted_BS = read.at.wanted_BS
+        wanted_BS = at.wanted_BS
         geometry = self.geometry(ids_BS, wanted_BS)
         store = store or geometry.sinks
         is_served = self.is_fast or self._tap(store) is not None
         if not is_served or self._wants_padding(geometry, wanted_BS):
-            return super().full_pass(ids_BS, read, store)
+            return super().full_pass(ids_BS, at, store)
         every = slice(0, ids_BS.shape[1])
-        special: dict[str, Any] = {}
+        mask: Tensor | EllipsisType | None = ...
         seen = self.seen_by_finished(wanted_BS)
         if seen is not None:
-            special["mask"] = geometry.rows(every, seen)
-        states_BQE = self.states(ids_BS, every, read.output_Q, store, **special)
-        return self.picked(states_BQE, read)
+            mask = narrowed(geometry, seen).mask
+        outputs = self.outputs(at)
+        states_BQE = self.states(ids_BS, every, outputs.columns_Q, store, mask)
+        return self.head(outputs.of_states(states_BQE))
 
     def _wants_padding(self, geometry: CanvasGeometry, wanted_BS: Tensor) -> bool:
         """Whether a wanted position may be padding, which the fast decoder leaves out on a CPU."""
@@ -514,12 +533,12 @@ class FastDenoiser(ModelDenoiser):
         columns: slice | Tensor,
         output_index_Q: Tensor,
         store: Any,
-        **special: Any,
+        mask: Tensor | EllipsisType | None = ...,
     ) -> Tensor:
         """Final states (B, Q, E); arguments as of the plain denoiser."""
         tap = self._tap(store)
         if tap is None and not self.is_fast:
-            return super().states(ids_BS, columns, output_index_Q, store, **special)
+            return super().states(ids_BS, columns, output_index_Q, store, mask)
         assert self._geometry is not None, "geometry() comes first"
         if tap is not None:
             embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
@@ -530,16 +549,16 @@ class FastDenoiser(ModelDenoiser):
                     columns,
                     output_index_Q,
                     store,
+                    mask,
                     heard=heard,
-                    **special,
                 )
         is_partial = type(store) is KeyValueStore and store.columns is columns
-        if is_partial and isinstance(columns, slice) and reads_wait(ids_BS.device) and not special:
+        if is_partial and isinstance(columns, slice) and reads_wait(ids_BS.device) and mask is ...:
             # numbers on the device: the same kernels for every block
             columns = torch.arange(columns.start, columns.stop, device=ids_BS.device)
             store.columns = columns
         embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
-        return self._fast(embeds_BWE, self._geometry, columns, output_index_Q, store, **special)
+        return self._fast(embeds_BWE, self._geometry, columns, output_index_Q, store, mask)
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""

@@ -116,6 +116,8 @@ class InSequence:
         serves = (
             is_chosen
             and model.config.sink_positions > 0
+            and model.config.block_length is None
+            and model.config.attention == "full"
             and model.training
             and torch.is_grad_enabled()
             and not is_watched(model)
@@ -160,17 +162,13 @@ class InSequence:
         if mask is not None and mask.shape[2] > 1:
             # the sinks are queries too; their outputs are thrown away
             mask = F.pad(mask, (0, 0, self.count, 0), value=mask.dtype == torch.bool)
-        states_BKE = model.model(
-            inputs_embeds=torch.cat(
-                [sinks_NE.to(text_BSE.dtype).expand(len(text_BSE), -1, -1), text_BSE], dim=1
-            ),
-            attention_mask=mask,
-            position_ids=torch.cat([sink_ids.expand(rows, -1), text_ids.expand(rows, -1)], dim=1),
-            use_cache=False,
+        states_BKE = model.decoder_states(
+            torch.cat([sinks_NE.to(text_BSE.dtype).expand(len(text_BSE), -1, -1), text_BSE], dim=1),
+            mask,
+            torch.cat([sink_ids.expand(rows, -1), text_ids.expand(rows, -1)], dim=1),
+            self,
             is_causal=causal,
-            sink_prefix=self,
-            **masks.none_at_all(mask, backend),
-        ).last_hidden_state
+        )
         return states_BKE[:, self.count :]
 
 

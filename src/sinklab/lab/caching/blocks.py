@@ -5,17 +5,20 @@ blocks.
 # B batch, S canvas, Q queries, K = N sinks + S, M wanted positions (row-major), V vocabulary
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.models import masks
-from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
-from sinklab.core.models.prefix import KeyValueStore
+from sinklab.core.models.denoising import ModelDenoiser, ModelSession
+from sinklab.core.models.masks import CanvasGeometry
+from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.registry import caches
+from sinklab.core.sampling.canvas import Places
 from sinklab.core.sampling.denoisers import BlockWork, Cache
 
 
@@ -92,6 +95,43 @@ class CommittedCache(Cache):
         return CommittedSession(denoiser)
 
 
+def narrowed(geometry: CanvasGeometry, seen_BSS: Tensor | None) -> CanvasGeometry:
+    """The geometry with a mask of those keys alone that may be seen, bool (query, key); itself for
+    None.
+    """
+    mask = geometry.mask
+    if seen_BSS is None or mask is None:
+        return geometry
+    seen_B1SK = F.pad(seen_BSS[:, None], (mask.shape[-1] - seen_BSS.shape[-1], 0), value=True)
+    if mask.dtype == torch.bool:
+        return replace(geometry, mask=mask & seen_B1SK)
+    return replace(geometry, mask=mask.masked_fill(~seen_B1SK, torch.finfo(mask.dtype).min))
+
+
+class BlockStore(KeyValueStore):
+    """Keys and values of a canvas, of which a first evaluation may bring a part."""
+
+    def __init__(self, prefix: SinkPrefix | None, layers: int, length: int) -> None:
+        super().__init__(prefix, layers)
+        self.length = length
+        self.seen = length
+        """Columns that :meth:`update` returns, from the left."""
+
+    def update(
+        self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of those that are seen."""
+        keys, values = super().update(k_BKWD, v_BKWD, layer_idx)
+        seen = self.sinks + self.seen
+        return keys[:, :, :seen], values[:, :, :seen]
+
+    def write(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
+        """The buffer, a new one at first, with these columns in it."""
+        if known is None:
+            known = self.empty(self.length, new_BKWD, sink_BKND)
+        return super().write(known, new_BKWD, sink_BKND)
+
+
 class CommittedSession(ModelSession):
     """Memory of finished blocks.
 
@@ -111,26 +151,29 @@ class CommittedSession(ModelSession):
                 "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
 
-    def evaluate(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, at: Places, work: BlockWork) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """
         denoiser, length = self.denoiser, ids_BS.shape[1]
-        wanted_BS = read.at.wanted_BS
+        wanted_BS = at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
         if work.is_full or self.store is None:
-            self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
-            self.store.length, self.last = length, 0
+            self.store = BlockStore(geometry.sinks, len(denoiser.model.model.layers), length)
+            self.last = 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
             self.has_padding = real_BS is not None
             self.block_BS = masks.blocks(
                 denoiser.model.config, real_BS, length, torch.device("cpu")
             )
         start, stop = self._around(work.block)
-        columns, output_index_Q = denoiser.columns_to_run(slice(min(self.last, start), stop), read)
+        outputs = denoiser.outputs(at)
+        columns, output_index_Q = denoiser.columns_to_run(
+            slice(min(self.last, start), stop), outputs
+        )
         assert isinstance(columns, slice), "of a slice the columns to run are one"
         self.last, self.store.columns = start, columns
-        mask = geometry.rows(columns, denoiser.seen_by_finished(wanted_BS))
+        mask = narrowed(geometry, denoiser.seen_by_finished(wanted_BS)).rows(columns)
         if denoiser.is_fast:
             self.store.seen = stop
             sees_all = columns.start == start and not self.has_padding
@@ -139,9 +182,9 @@ class CommittedSession(ModelSession):
             if mask is not None:
                 mask = mask[..., : self.store.sinks + stop]
         else:
-            self.store.seen = None
+            self.store.seen = length
         states_BQE = denoiser.states(ids_BS, columns, output_index_Q, self.store, mask=mask)
-        return denoiser.picked(states_BQE, read)
+        return denoiser.head(outputs.of_states(states_BQE))
 
     def _around(self, block: slice) -> tuple[int, int]:
         """First column of the blocks of attention around these columns in any row, and the column

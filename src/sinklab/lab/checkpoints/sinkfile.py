@@ -61,7 +61,7 @@ class SinkFile:
             backbone=config.backbone.model_type,
             hidden_size=config.backbone.hidden_size,
             layers=config.backbone.num_hidden_layers,
-            kv_heads=config.kv_heads,
+            kv_heads=config.backbone.num_key_value_heads,
             head_dim=config.head_dim,
             name=name,
             weights_sha256=weights_sha256,
@@ -239,6 +239,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
             fact = f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}"
             raise ValueError(f"the sink file {file} is damaged: {fact}")
     vars(config).update(settings)
+    config.sink.attach(model.model)
     like = model.get_input_embeddings().weight
     for name, tensor in tensors.items():
         model.register_parameter(
