@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypedDict
 
 from sinklab.core.errors import as_int, near
@@ -77,9 +76,9 @@ class RecordingScope:
     """
 
     layers: Any = None
-    """Numbers, paths and patterns, as given one or several, from then on a tuple; None for all."""
+    """Numbers and names, as given one or several, from then on a tuple; None for all."""
     heads: Any = None
-    """Numbers of query heads, as given one or several, from then on a tuple; None for all."""
+    """Numbers of query heads, likewise."""
     steps: Container[int] | None = None
     maps: Iterable[MapKey] = ()
     total: int | None = None
@@ -101,29 +100,26 @@ class RecordingScope:
         self.heads = chosen("heads", self.heads)
 
     def has_layer(self, index: int, path: str) -> bool:
-        """Whether to measure the layer that runs as number `index`; before the first forward ended,
-        perhaps.
+        """Whether the layer that runs as number `index` is chosen; see `is_layer`."""
+        return self.layers is None or any(self.is_layer(index, path, one) for one in self.layers)
+
+    def is_layer(self, index: int, path: str, wanted: int | str) -> bool:
+        """Whether a name or number means this layer. Until the first forward ends, a maybe counts
+        as yes: the last layer may be any.
         """
-        if self.layers is None:
-            return True
-        return any(self._is_layer(index, path, wanted) for wanted in self.layers)
+        if isinstance(wanted, str):
+            return _is_named(path, wanted)
+        if wanted >= 0:
+            return index == wanted
+        return self.total is None or index == wanted + self.total
 
     def chosen_layers(self) -> list[int]:
         """Numbers of the chosen layers, of those known so far."""
         return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
 
-    def _is_layer(self, index: int, path: str, wanted: int | str) -> bool:
-        if isinstance(wanted, str):
-            return _matches(path, wanted)
-        if wanted >= 0:
-            return index == wanted
-        # Counted from an end that is not known before the first forward got there: until then, any
-        # may be meant.
-        return self.total is None or index == wanted + self.total
-
     def heads_of(self, layer: str, total: int) -> list[int] | None:
-        """The query heads to record in a layer with so many; None for all. Raises ValueError for
-        one that is not.
+        """The chosen query heads of a layer with so many; None for all. Raises ValueError for one
+        that is not there.
         """
         if self.heads is None:
             return None
@@ -136,11 +132,11 @@ class RecordingScope:
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
-            if key[0] == step and self._is_layer(index, layer, key[1])
+            if key[0] == step and self.is_layer(index, layer, key[1])
         }
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """The layers of the first forward. Raises ValueError for a chosen one that is not among
+        """Note the layers of the first forward. Raises ValueError if a chosen one is not among
         them.
         """
         if self.known:
@@ -150,7 +146,7 @@ class RecordingScope:
             self.total = total
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
-                if not any(_matches(path, wanted) for path in paths):
+                if not any(_is_named(path, wanted) for path in paths):
                     hint = near(wanted, paths, cutoff=0.3) or f"the first is {paths[0]!r}"
                     raise ValueError(
                         f"no attention layer is called {wanted!r} among the {total} that ran: "
@@ -183,10 +179,6 @@ def _head(head: int, layer: str, total: int) -> int:
     return int(head) % total
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern names a layer: its path or the end of it, or a module that holds it; *
-    stands for anything.
-    """
-    parts = path.split(".")
-    holders = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for name in holders)
+def _is_named(path: str, name: str) -> bool:
+    """Whether a layer has this name: its path, the end of it, or a module that it is part of."""
+    return f".{name}." in f".{path}."

@@ -41,7 +41,7 @@ class LayerIntervention(Checked):
     """
 
     layers: tuple[int | str, ...] | None = limited(None, read=chosen)
-    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns;
+    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or parts;
     None for all.
     """
     heads: tuple[int, ...] | None = limited(None, read=chosen)
