@@ -168,12 +168,11 @@ def declares_interface(modules: Iterable[nn.Module]) -> bool:
     Models of images and sound may declare it beside calls of their own. A test holds every text
     model of transformers to what it declares.
     """
-    kinds = {type(module) for module in modules}
-    models: list[Any] = [kind for kind in kinds if hasattr(kind, "_supports_attention_backend")]
-    return bool(models) and all(
-        kind._supports_attention_backend and kind.input_modalities in ("text", ("text",), ["text"])
-        for kind in models
-    )
+    kinds: set[Any] = {type(module) for module in modules}
+    declared = [stated(kind, "_supports_attention_backend") for kind in kinds]
+    reads = [stated(kind, "input_modalities", "text") for kind in kinds]
+    only_text = all(one in ("text", ("text",), ["text"]) for one in reads)
+    return only_text and True in declared and False not in declared
 
 
 def wrap_attention(wrap: Callable[[str, Callable], Callable] | None) -> None:

@@ -1,11 +1,11 @@
-"""The two routes by which a tap meets the attention calls of a model, and who takes neither.
+"""The two routes by which a tap meets the attention calls of a model, and the models that take
+neither.
 
 A model of transformers asks for its attention function at every call. While it is watched, it is
-given one of ours, which has `Tap.run_attention` run the function that was asked for. Every other
-model runs under the tap as a torch function mode, which meets `scaled_dot_product_attention` in
-`__torch_function__`. The first route costs less: nothing but attention is looked at. The routes end
-alike: the tap makes the `Call`, asks each listener for its edit, runs it, and shows them the call
-and its output. Compiled code hides its calls and is refused.
+given one that has `Tap.run_attention` run the function asked for. Every other model runs under the
+tap as a torch function mode, which meets `scaled_dot_product_attention` in `__torch_function__`,
+and every other operation too, which takes time. Either way the tap makes the `Call`, asks each
+listener for its edit, and shows them the call that was made. Compiled code hides its calls.
 """
 
 # H query heads, Q queries, S keys, D head dim
@@ -50,15 +50,15 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
 
 
 def check_backends(model: nn.Module, configs: list[Any]) -> None:
-    """Raises ValueError for a model with these configs that attends by a function that is not read
-    (FlexAttention, FlashAttention, a kernel from the Hub).
+    """Raises ValueError for a model that attends by a function that is not read: FlexAttention,
+    FlashAttention, a kernel from the Hub.
     """
     for base in map(attention_of, configs):
         if base != "sdpa" and base not in attention_functions:
             read = " and ".join(["sdpa", *attention_functions])
             raise ValueError(
                 f"{type(model).__name__} attends by {base!r}, and traces and edits read {read}: "
-                f"{_remedy(model, 'and use that')}"
+                f"{_remedy(model)}"
             )
 
 
@@ -138,19 +138,19 @@ def with_attention(
     return with_sdpa_replaced(function, attend)
 
 
-def _remedy(model: nn.Module, behind: str) -> str:
-    """Advice to set SDPA with its consequence; or the news that this changes nothing."""
+def _remedy(model: nn.Module) -> str:
+    """Advice to set SDPA, or the news that there is none to set."""
     lacking = lacks_sdpa(model)
     if lacking:
         return (
             f"{lacking} has an attention of its own in transformers, and no SDPA that could be set "
             "in its place; there is no recording of this model"
         )
-    return f'call model.set_attn_implementation("sdpa"), {behind}'
+    return 'call model.set_attn_implementation("sdpa")'
 
 
 def no_call_message(tap: Any, forwards: int) -> str:
-    """Message that tells why a tap heard nothing in so many forwards, and the setting to change."""
+    """Why a tap heard nothing in so many forwards, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "
@@ -166,11 +166,8 @@ def no_call_message(tap: Any, forwards: int) -> str:
     known = ""
     if kind:
         known = f" (attn_implementation is {kind!r})"
-    behind = (
-        'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
-        "nn.MultiheadAttention calls it with need_weights=False"
-    )
     return (
         f"the model ran {forwards} times and never called "
-        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model, behind)}"
+        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model)} "
+        "(nn.MultiheadAttention calls it with need_weights=False)"
     )

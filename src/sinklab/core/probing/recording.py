@@ -1,8 +1,8 @@
 """`Recording`: what `trace` has recorded, read by statistic and step.
 
-It is made of one `ForwardRecord` a forward. While the layers of a forward run, their tensors stay
-on the device; they are stacked and copied to the host when it ends, and nothing waits for the copy
-before the next forward has ended too, or somebody reads.
+It is made of one `ForwardRecord` a forward, whose tensors stay on the device while layers run. They
+are stacked and copied to the host when it ends, and nothing waits for the copy until the next
+forward has ended too, or somebody reads: a trace need not make a GPU wait.
 """
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
@@ -45,12 +45,10 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
 
 @dataclass
 class ForwardRecord:
-    """The record of one forward pass: one tensor per statistic and layer while it runs, then one
-    per statistic on the CPU.
-    """
+    """One forward pass: a tensor per statistic and layer while it runs, then one per statistic."""
 
     number: int
-    """Number of its step: counted by marks, or by forwards if nothing was marked yet."""
+    """Number of its step."""
     is_first: bool
     """Whether it is the first forward of the step."""
     is_recorded: bool
@@ -67,14 +65,12 @@ class ForwardRecord:
     "state" (B, P), of all its positions.
     """
     memory: dict[str, Any] = field(default_factory=dict)
-    """What statistics of hidden states keep from layer to layer, until the forward ends."""
+    """What statistics of hidden states keep from layer to layer."""
     maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
-    """Attention maps by their key as it was given and the index of the layer."""
+    """By key as it was given, and index of the layer."""
     values: dict[str, Tensor] = field(default_factory=dict)
     """What is left at the end: the statistics, "visible" (B, L, S), and the places."""
     prefix: int = 0
-    length: int = 0
-    """Canvas positions, padding included."""
     copied: torch.cuda.Event | None = None
     """Behind the copies to the host; None once they are there."""
 
@@ -83,8 +79,7 @@ class ForwardRecord:
         return vars(self)
 
     def close(self, axes: dict[str, int], measured: list[int]) -> None:
-        """Stack the measured layers with these indices along the axis of each statistic, and copy
-        them to the host.
+        """Stack the layers with these indices along the axis of each statistic, on the host.
 
         Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
         """
@@ -103,9 +98,7 @@ class ForwardRecord:
             done.clear()
 
     def settle(self) -> None:
-        """Wait for the copies, and leave the pinned memory, of which there is little, to the next
-        forward.
-        """
+        """Wait for the copies, and leave the pinned memory to the next forward."""
         if self.copied is not None:
             self.copied.synchronize()
             self.copied = None
@@ -121,24 +114,21 @@ _EXTRA_AXES = {
 
 
 class Recording:
-    """The statistics that `trace` recorded. Everything is indexed by recorded step first; a step is
-    a forward, or the forwards up to a `mark`.
+    """The statistics that `trace` recorded, by recorded step first; a step is a forward, or the
+    forwards up to a `mark`.
 
-    Tensors are float32 on the CPU. A key axis starts with the model's sink columns (`prefix` of
-    them), then the text.
+    Tensors are float32 on the CPU. A key axis starts with the model's `prefix` sink columns.
     """
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         """The `Recorder` of the trace."""
         self.statistics = tuple(recorder.statistics)
-        """Names of the recorded statistics, with the options that differ from their defaults."""
+        """Names of the recorded statistics, with options that differ from their defaults."""
 
     @property
     def layers(self) -> list[str]:
-        """Module paths of the recorded layers in the order they ran; a module that ran again is
-        `path#2`.
-        """
+        """Module paths of the recorded layers in the order they ran; `path#2` ran again."""
         return [self._recorder.scope.known[index] for index in self.layer_indices]
 
     @property
@@ -148,14 +138,12 @@ class Recording:
 
     @property
     def layer_indices(self) -> list[int]:
-        """Numbers of the recorded layers among all attention layers, in the order these run."""
+        """Numbers of the recorded layers among all attention layers."""
         return self._recorder.scope.chosen_layers()
 
     def mark(self, step: object = None) -> None:
-        """End a step: the forwards since the last mark belong to it, and the first of them is its
-        recording.
-
-        Raises ValueError when there was none.
+        """End a step: of the forwards since the last mark, the first is its recording. Raises
+        ValueError when there was none.
         """
         self._recorder.mark(step)
 
@@ -168,18 +156,16 @@ class Recording:
 
     @property
     def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps, counted from 0 by marks, or by forwards without marks."""
+        """Numbers of the recorded steps from 0, by marks, or by forwards without marks."""
         return [frame.number for frame in self._kept()]
 
     @property
     def forwards_per_step(self) -> list[int]:
-        """Number of forwards of each recorded step, by marks; the first of them was recorded."""
+        """Number of forwards of each recorded step, by marks."""
         return [forwards for _, frame, forwards in self._recorder.marked if frame.is_recorded]
 
     def __getattr__(self, name: str) -> list[Tensor]:
-        """A recorded statistic by its name: `recording.received` is
-        `recording.values("received")`.
-        """
+        """`recording.received` is `recording.values("received")`."""
         if name.startswith("_") or name not in registry.statistics:
             raise AttributeError(
                 f"a recording has no {name!r}; statistics are {', '.join(registry.statistics)}"
@@ -212,11 +198,9 @@ class Recording:
 
     @property
     def positions(self) -> list[Tensor]:
-        """Per step (B,), int64: canvas positions that some query sees, padding and sink columns not
-        counted.
+        """Per step (B,), int64: canvas positions that some query sees, without padding and sinks.
 
-        Under a cache only some queries run: `received` and `visible` times positions / queries is
-        as if all did.
+        Where a cache lets some queries run, `received` times positions / queries is as if all did.
         """
         found = []
         for frame in self._kept():
@@ -228,31 +212,30 @@ class Recording:
 
     @property
     def columns(self) -> list[Tensor]:
-        """Per step (Q,), int64: canvas positions of the queries that ran, in their order."""
+        """Per step (Q,), int64: canvas positions of the queries that ran."""
         return self._stored("columns")
 
     @property
     def query_state(self) -> list[Tensor]:
-        """Per step (B, Q), int8: state of every query (its number in `STATES`, −1 for padding);
-        needs a canvas.
+        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding; needs a
+        canvas.
         """
         self._check_states()
         return self._stored("query_state")
 
     @property
     def key_state(self) -> list[Tensor]:
-        """Per step (B, key), int8: state of the position of each key (its number in `STATES`, −1
-        for padding and sink columns), whether or not its query ran; needs a canvas.
+        """Per step (B, key), int8: the same of each key's position, whether or not its query ran;
+        −1 for sink columns too.
         """
         self._check_states()
         return [pad(frame.values["state"], (frame.prefix, 0), value=-1) for frame in self._kept()]
 
     def by_state(self, name: str) -> numpy.ndarray:
-        """A statistic of keys, mean over the keys at masked, committed and prompt positions apart:
-        its axes with "state" after "batch" and without "key"; NaN for a state without a position.
+        """A statistic of keys, mean over the keys in each state apart: an axis "state" after
+        "batch" in place of "key"; NaN for a state without a position.
 
-        Masks receive other attention than the text beside them: pooled, they give the mean of a
-        mixture. Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        Raises ValueError without a canvas, and for a statistic that has no axis "key".
         """
         if self.dims(name)[-1] != "key":
             raise ValueError(
@@ -275,31 +258,25 @@ class Recording:
 
     @property
     def prefix(self) -> int:
-        """Sink columns in front: the number the denoiser announced, else keys minus queries of the
-        first forward.
+        """Sink columns in front of the keys: as announced by the denoiser, else keys minus queries
+        of the first forward.
         """
         return self._recorder.prefix or 0
 
     @property
     def maps(self) -> dict[MapKey, Tensor]:
-        """The attention maps that were requested and came by, (B, Q, key), by (step, layer, head)
-        as given.
-        """
+        """The requested attention maps, (B, Q, key), by (step, layer, head) as given."""
         frames = self._recorder.steps
         return {key: map_BQS for frame in frames for (key, _), map_BQS in frame.maps.items()}
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
-        """One of `maps`. Raises ValueError for one that was not requested or never came, naming
-        those there are.
-        """
+        """One of `maps`. Raises ValueError for one that is not there."""
         maps = self.maps
         if (step, layer, head) not in maps:
-            fact = "was not asked for"
-            if (step, layer, head) in self._recorder.scope.maps:
-                fact = "was asked for, but its step never ran"
             raise ValueError(
-                f"the map of step {step}, layer {layer}, head {head} {fact}; there are "
-                f"{list(maps)}: trace(model, maps=[({step}, {layer}, {head})])"
+                f"the map of step {step}, layer {layer}, head {head} was not asked for, or its "
+                f"step never ran; there are {list(maps)}: trace(model, maps=[({step}, {layer}, "
+                f"{head})])"
             )
         return maps[(step, layer, head)]
 
@@ -318,10 +295,10 @@ class Recording:
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
-        steps in one array with the axes `dims`; NaN if a step has no such key.
+        steps, with the axes `dims`; NaN for keys that a step has not, and for positions (of values
+        by query) where no query ran.
 
-        Values by query stand at the query's canvas position, NaN if no query ran. Raises ValueError
-        when nothing was recorded, or the statistic was not.
+        Raises ValueError when nothing was recorded, or the statistic was not.
         """
         if name in _EXTRA_AXES:
             tensors = [value.float() for value in getattr(self, name)]
@@ -347,6 +324,7 @@ class Recording:
 
 def _spread(value: Tensor, frame: ForwardRecord) -> Tensor:
     """(…, Q) in the order of the queries as (…, P) by canvas position, NaN if no query ran."""
-    return torch.full((*value.shape[:-1], frame.length), torch.nan).index_copy_(
+    positions = frame.values["visible"].shape[-1] - frame.prefix
+    return torch.full((*value.shape[:-1], positions), torch.nan).index_copy_(
         -1, frame.values["columns"], value
     )

@@ -50,17 +50,16 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
         return None
     found: dict[Any, None] = {}
     for one in as_iterable(given):
-        number = as_int(one)
+        read: Any = as_int(one)
         if name == "layers" and isinstance(one, str):
-            found[one] = None
-        elif number is not None:
-            found[number] = None
-        else:
+            read = one
+        if read is None:
             raise ValueError(
                 f"{name} are numbers (of layers in the order of execution, -1 is the last, or "
                 f"module paths; of query heads), got {given!r}: write a tuple such as (0, 3); "
                 "None means all"
             )
+        found[read] = None
     if not found:
         raise ValueError(f"{name} names at least one, got none: leave it out (None) for all")
     return tuple(found)
@@ -68,11 +67,8 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """Choice of layers, heads and steps. Layers are known by name and number once the first forward
-    has shown them.
-
-    Raises ValueError for values that are no scope at all; layers and heads are checked against the
-    model as it runs.
+    """Choice of layers, heads, steps and maps; layers and heads are checked against the model as it
+    runs. Raises ValueError for values that are no choice at all.
     """
 
     layers: Any = None
@@ -84,9 +80,7 @@ class RecordingScope:
     total: int | None = None
     """Number of attention layers, if it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
-    """Paths of all attention layers in the order they ran in the first forward; empty before it
-    ended.
-    """
+    """Paths of all attention layers in the order they ran, once the first forward has ended."""
 
     def __post_init__(self) -> None:
         steps = self.steps
@@ -126,9 +120,7 @@ class RecordingScope:
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps to keep of the layer that runs as number `index`, by the key as it was given,
-        with their heads.
-        """
+        """The maps to keep of this layer, by key as it was given, with their heads."""
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
@@ -136,9 +128,7 @@ class RecordingScope:
         }
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """Note the layers of the first forward. Raises ValueError if a chosen one is not among
-        them.
-        """
+        """Note the layers that ran. Raises ValueError if a chosen one is not among them."""
         if self.known:
             return
         total = len(paths)

@@ -171,7 +171,6 @@ class Recorder(Listener):
                 # keys behind the queries are room in a static cache, not a sink column in front
                 self.prefix = 0
         frame.prefix = self.prefix
-        frame.length = keys - frame.prefix
         by_query = [label for label, one in self.statistics.items() if "position" in one.axes]
         if self.canvas is not None:
             by_query.append("the state of queries")
@@ -236,37 +235,26 @@ def trace(
         recording.array("received")     # (step, batch, layer, head, key)
 
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
-    beside it. Traces nest, also with `intervene` on the same module, in either order: a trace sees
-    the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen, and attention
-    to another sequence is left alone (`recording.cross_attention`). The thread that opens the block
-    is the one that runs the model in it; other models are unaffected, in any thread, as is a copy
-    of this one. The result of `sinklab.load` is such a module too.
+    beside it. Traces nest, also with `intervene` in either order, and see edited calls. Calls
+    inside `sinklab.core.attention.unobserved()` are not seen, and attention to another sequence is
+    left alone (`recording.cross_attention`). The thread that opens the block is the one that runs
+    the model; other models and copies are unaffected.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
-            or values. Those of the package: "received" (column sums), "received_by_state" (from
-            masked, committed and prompt queries apart: (batch, state, layer, head, key), needs
-            `canvas`), "received_from_masked" (which a rule may read in place of "received", from 8
-            masked queries on; needs `canvas`), "last_row" (the attention row of the last real
-            query), "received_by_window" (column sums of every 8 queries: (batch, window, layer,
-            head, key)), "value_norm", "key_norm" (averaged over all heads), "massive_activations"
-            (of the hidden states after each decoder layer: (batch, layer, rank, number), see
-            `MassiveActivations`), and by query "row_entropy", "row_logsumexp" (nats), "output_norm"
-            (of the head's output, edits included) and "noop_bound" (its upper bound: arXiv
-            2601.19657, Eq. 20-22).
-        canvas: the canvas that is decoded, with `open_BS`, `mask_id` and `attention_BS`
-            (`sinklab.core.sampling.Canvas`): it tells the states of queries and of keys
-            (`recording.query_state`, `key_state`, `by_state`). The ids of a step are those the
-            denoiser announces (`sinklab.core.attention.running`), or the model's own `input_ids`.
+            or values. Axes are those of `recording.dims(name)`.
+        canvas: the canvas that is decoded (`sinklab.core.sampling.Canvas`), which tells the states
+            of queries and keys (`recording.query_state`, `key_state`, `by_state`). The ids of a
+            step are those the denoiser announces (`sinklab.core.attention.running`), or the model's
+            own `input_ids`.
         state_of: "predicted": a query is in the state of the position it predicts (the next one if
-            `model.config.logit_shift` is set); "own": of the position it stands at.
-        allow_empty: the model need not run inside the block: for a loop that finds out there
-            whether a step follows.
-        exact: False lets a denoiser stay with its fast decoder, if it has one, and measures what
-            that computes: numbers are equal within rounding, and the model may be under no edit.
+            `model.config.logit_shift` is set); "own": of its own position.
+        allow_empty: the model need not run inside the block.
+        exact: False lets a denoiser stay with its fast decoder and measures what that computes:
+            numbers are equal within rounding, and the model may be under no edit.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or
-            module paths, their ends, or modules that hold them ("layers.3", "*.self_attn"). Of the
-            others nothing is computed.
+            names: module paths or whole parts of them ("layers.3"). Of the others nothing is
+            computed.
         heads: numbers of the query heads to record.
         steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
             nothing is marked.
