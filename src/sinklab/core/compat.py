@@ -40,8 +40,9 @@ def seen_length(store: Any) -> int:
     keeps every key counts on its device.
     """
     length = None
-    if hasattr(store, "get_seq_length"):
-        length = store.get_seq_length()
+    count = stated(store, "get_seq_length")
+    if count is not None:
+        length = count()
     if not isinstance(length, int):
         return 0
     return length
