@@ -2,10 +2,14 @@
 `sinklab.lab.checkpoints.materialize` expect of them.
 """
 
+import importlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import initialization as init
@@ -28,23 +32,47 @@ def test_an_attention_is_chosen_without_a_look_at_the_hub():
     assert LlamaForCausalLM(config).config._attn_implementation == "sdpa"
 
 
-def test_attention_is_watched_under_a_name_of_its_own_with_the_same_masks():
-    from transformers import AttentionMaskInterface
-
-    config, seen = LlamaConfig(**CONFIG.to_dict() | {"attn_implementation": "sdpa"}), []
-    function = compat.attention_function("sdpa")
-    compat.register_route(
-        "sdpa", lambda *given, **options: seen.append(given) or function(*given, **options)
-    )
-    masks, model = AttentionMaskInterface._global_mapping, LlamaForCausalLM(config).eval()
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_the_function_that_a_model_asks_for_is_wrapped(name):
+    config, seen = LlamaConfig(**CONFIG.to_dict() | {"attn_implementation": name}), []
+    model = LlamaForCausalLM(config).eval()
     plain = model(torch.arange(6)[None]).logits
-    compat.route_attention([config], True)
-    name = config._attn_implementation
-    assert name != "sdpa" and "/" not in name and masks[name] is masks["sdpa"]
-    assert torch.equal(model(torch.arange(6)[None]).logits, plain)
-    assert compat.attention_of(config) == "sdpa" and compat.attention_of(None) is None
-    compat.route_attention([config], False)
-    assert config._attn_implementation == "sdpa" and compat.attention_function("eager") is None
+    compat.wrap_attention(lambda name, function: seen.append((name, function)) or function)
+    try:
+        assert torch.equal(model(torch.arange(6)[None]).logits, plain)
+    finally:
+        compat.wrap_attention(None)
+    assert len(seen) == config.num_hidden_layers and {asked for asked, _ in seen} == {name}
+    model(torch.arange(6)[None])
+    assert len(seen) == config.num_hidden_layers
+    assert compat.attention_of(config) == name and compat.attention_of(None) is None
+
+
+# attention that no tap would hear: in a class of a text model, or in one that it is made of
+_UNHEARD = re.compile(r"scaled_dot_product_attention\(|ALL_ATTENTION_FUNCTIONS\[[^\]]*\]\s*$", re.M)
+
+
+@pytest.mark.slow
+def test_text_models_attend_as_they_declare():
+    """Classes of a file that calls attention itself: none is part of a text model that declares."""
+    found = set()
+    for path in sorted(Path(transformers.models.__file__).parent.glob("*/modeling_*.py")):
+        if not _UNHEARD.search(path.read_text("utf-8")):
+            continue
+        file = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+        for kind in vars(file).values():
+            is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+            is_own = is_model and kind.__module__ == file.__name__
+            if is_own and compat.declares_interface([object.__new__(kind)]):
+                found.add(kind.__name__)
+    # their vision encoders call SDPA; these are the decoders
+    assert found <= {
+        "DeepseekOcr2TextModel",
+        "DeepseekOcr2TextPreTrainedModel",
+        "Qwen2_5OmniThinkerTextModel",
+        "UnlimitedOcrTextModel",
+        "UnlimitedOcrTextPreTrainedModel",
+    }
 
 
 def test_a_model_that_is_built_follows_the_choice_of_experts():

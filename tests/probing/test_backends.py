@@ -17,7 +17,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.compat import attention_of
 from sinklab.core.probing import (
     BlockKeys,
     Edit,
@@ -94,14 +93,11 @@ def test_the_model_keeps_its_attention_and_so_does_its_copy():
     with trace(model) as outer:
         with trace(model.model):
             twin = copy.deepcopy(model)
-            assert attention_of(model.config) == "sdpa" != model.config._attn_implementation
             model(IDS)
         assert torch.equal(twin(IDS).logits, plain)
         assert torch.equal(model(IDS).logits, plain)
     assert model.config._attn_implementation == "sdpa" and len(outer.received) == 2
-    # the copy asks for the same function under the watched name, by which nobody hears of it any
-    # more
-    assert attention_of(twin.config) == "sdpa" and torch.equal(twin(IDS).logits, plain)
+    assert torch.equal(twin(IDS).logits, plain)
     with trace(twin) as recording:
         twin(IDS)
     assert len(recording.received) == 1
@@ -113,10 +109,8 @@ def test_models_that_share_a_config_leave_each_other_alone():
     with trace(one) as first:
         with refusing("the model was not run inside"), trace(two):
             one(IDS)
-        assert one.config._attn_implementation != "sdpa"
         two(IDS)
         one(IDS)
-    assert one.config._attn_implementation == "sdpa"
     assert len(first.received) == 2
 
 
@@ -328,9 +322,22 @@ def test_attention_within_a_function_of_torch_is_seen():
 
 
 def test_a_forward_that_is_not_seen_is_refused():
+    functions = transformers.AttentionInterface
+    functions.register("unread", functions._global_mapping["sdpa"])
     model = llama()
     with trace(model) as recording:
         model(IDS)
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation("unread")
         refused("forward 2 made no attention", model, IDS)
-    assert len(recording.received) == 1 and model.config._attn_implementation == "eager"
+    assert len(recording.received) == 1 and model.config._attn_implementation == "unread"
+    del functions._global_mapping["unread"]
+
+
+def test_transformers_has_its_own_functions_again_after_the_last_block():
+    own = transformers.AttentionInterface.get_interface
+    with trace(llama(), allow_empty=True):
+        assert transformers.AttentionInterface.get_interface is not own
+        with trace(llama(), allow_empty=True):
+            pass
+        assert transformers.AttentionInterface.get_interface is not own
+    assert transformers.AttentionInterface.get_interface is own

@@ -66,11 +66,11 @@ def departures(monkeypatch):
     """Shapes of what has left the device so far; zeros stand for it."""
     left = []
 
-    def leaving(tensor):
+    def to_host(tensor):
         left.append(tensor.shape)
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
-    monkeypatch.setattr(recording, "leaving", leaving)
+    monkeypatch.setattr(recording, "to_host", to_host)
     # there is none on the device that stands for one here
     monkeypatch.setattr(torch, "autocast", lambda *given, **options: nullcontext())
     # the median of an accelerator would be refused

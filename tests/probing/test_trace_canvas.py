@@ -98,7 +98,6 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
         model(ids)
         model(ids)
     assert recording.layers == ["blocks.0", "blocks.1", "blocks.0#2", "blocks.0#3"]
-    assert recording.head_indices == [0, 1]
     for name in ("received", "output_norm"):
         first, second = recording.values(name)
         assert first.shape == (2, 4, 2, 12)

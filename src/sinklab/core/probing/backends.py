@@ -1,79 +1,64 @@
-"""Transformers' attention functions under names of ours: the tap's way to the calls of a model that
-asks for them.
+"""The two routes by which a tap meets the attention calls of a model, and the models that take
+neither.
 
-A function of ours runs the one that was asked for and shows the call to the taps of the module that
-made it. Inside torch's SDPA the tap listens itself; of other functions, those that
-`sinklab.core.registry.attention_functions` has, it is shown the inputs and the output.
-
-There are two roads into the tap. A transformers model that asks for its attention function gets one
-of ours, which calls `Tap.run_attention`; every other model runs under the tap as a torch function
-mode, which meets `scaled_dot_product_attention` in `__torch_function__`. If the function that a
-transformers model asked for is SDPA, `run_attention` turns the mode on around it. Both roads end
-alike: `_edited` makes the `Call` and asks each listener for its edit, the call is run, and
-`_observe` gives listeners the call and its output. Compiled code is refused: it hides its calls.
+A model of transformers asks for its attention function at every call. While it is watched, it is
+given one that has `Tap.run_attention` run the function asked for. Every other model runs under the
+tap as a torch function mode, which meets `scaled_dot_product_attention` in `__torch_function__`,
+and every other operation too, which takes time. Either way the tap makes the `Call`, asks each
+listener for its edit, and shows them the call that was made. Compiled code hides its calls.
 """
 
-# B batch, H query heads, Q queries, S keys, D head dim
-import inspect
-import re
-import sys
-from collections import Counter
+# H query heads, Q queries, S keys, D head dim
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.core.compat import (
-    attention_function,
     attention_of,
     config_of,
+    declares_interface,
     has_own_forward,
     lacks_sdpa,
-    register_route,
-    route_attention,
     stated,
     with_sdpa_replaced,
+    wrap_attention,
 )
 from sinklab.core.registry import attention_functions
 
 # by the id of a module: the taps that are shown its calls, each with its path there
 _taps: dict[int, tuple[tuple[Any, str], ...]] = {}
-# by the id of a config: how many watch it
-_routed: Counter[int] = Counter()
-# ways of a model besides asking for its attention function: calling one itself, having its own,
-# asking which it is
-_OTHERWISE = re.compile(
-    r"scaled_dot_product_attention|AttentionInterface\(|_attn_implementation\s*(==|!=|in\b|not\b)"
-)
-# packages whose modules attend in their own source, if they do not ask
 _KNOWN = ("transformers", "sinklab", "peft")
+"""Packages whose modules attend as their model declares."""
 
 
 def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
-    of another, none.
+    of another, none. If it asks for another function than SDPA, there is no other way to it.
     """
-    changed = any(map(has_own_forward, modules))
-    kinds: set[tuple[Any, bool]] = {(type(module), bool(module._modules)) for module in modules}
-    if changed or not all(_uses_interface_alone(kind, has_parts) for kind, has_parts in kinds):
+    if any(map(has_own_forward, modules)) or not all(map(_is_known, modules)):
         return []
-    configs = {id(config): config for config in map(config_of, modules) if config is not None}
-    return [config for config in configs.values() if attention_of(config) is not None]
+    found = {id(config): config for config in map(config_of, modules)}
+    configs = [config for config in found.values() if attention_of(config) is not None]
+    by_sdpa = any(attention_of(config) == "sdpa" for config in configs)
+    if by_sdpa and not declares_interface(modules):
+        return []
+    return configs
 
 
 def check_backends(model: nn.Module, configs: list[Any]) -> None:
-    """Raises ValueError for a model with these configs that attends by a function that is not read
-    (FlexAttention, FlashAttention, a kernel from the Hub).
+    """Raises ValueError for a model that attends by a function that is not read: FlexAttention,
+    FlashAttention, a kernel from the Hub.
     """
     for base in map(attention_of, configs):
         if base != "sdpa" and base not in attention_functions:
             read = " and ".join(["sdpa", *attention_functions])
             raise ValueError(
                 f"{type(model).__name__} attends by {base!r}, and traces and edits read {read}: "
-                f"{_remedy(model, 'and use that')}"
+                f"{_remedy(model)}"
             )
 
 
@@ -84,26 +69,18 @@ def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
     return kind.__module__.startswith("torch.nn.modules.") and not has_parts
 
 
-@cache
-def _uses_interface_alone(kind: Any, has_parts: bool) -> bool:
-    """Whether modules of this class do not attend but by asking for their attention function."""
-    if is_of_torch(kind, has_parts) or kind.__module__ == "torch.nn.modules.container":
+def _is_known(module: nn.Module) -> bool:
+    kind = type(module)
+    if is_of_torch(kind, module._modules) or kind.__module__ == "torch.nn.modules.container":
         return True
-    if kind.__module__.split(".")[0] not in _KNOWN:
-        return False
-    try:
-        return not _OTHERWISE.search(inspect.getsource(sys.modules[kind.__module__]))
-    except (OSError, TypeError):
-        return False
+    return kind.__module__.split(".")[0] in _KNOWN
 
 
 @contextmanager
-def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
-    """Show the attention calls of the modules with these configs, by path, to a tap."""
-    for base in {attention_of(config) for config in configs}:
-        register_route(base, partial(_route, base, attention_function(base)))
-    route_attention(configs, True)
-    _routed.update(map(id, configs))
+def routed(modules: Mapping[str, nn.Module], tap: Any) -> Iterator[None]:
+    """Show a tap the calls of the attention functions that these modules, by path, ask for."""
+    if not _taps:
+        wrap_attention(_asked)
     # an attention has projections
     own = {path: module for path, module in modules.items() if module._modules}
     for path, module in own.items():
@@ -111,24 +88,28 @@ def routed(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> It
     try:
         yield
     finally:
-        _routed.subtract(map(id, configs))
-        route_attention([config for config in configs if not _routed[id(config)]], False)
         for module in own.values():
             others = tuple(one for one in _taps.pop(id(module)) if one[0] is not tap)
             if others:
                 _taps[id(module)] = others
+        if not _taps:
+            wrap_attention(None)
 
 
-def _route(
-    base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any
-) -> Any:
-    """An attention function of transformers as a watched model calls it."""
-    function = function or attention_functions[base].function_of(type(module))
-    if torch.compiler.is_compiling():
+def _asked(base: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of this name that a module of transformers asked for, heard by its taps."""
+    if base != "sdpa" and base not in attention_functions:
+        return function
+    return partial(_heard, base, function)
+
+
+def _heard(base: str, function: Any, module: nn.Module, *given: Any, **options: Any) -> Any:
+    taps = _taps.get(id(module), ())
+    if taps and torch.compiler.is_compiling():
         raise ValueError(compiled_message(type(module).__name__))
-    for tap, path in _taps.get(id(module), ()):
+    for tap, path in taps:
         function = partial(tap.run_attention, path, base, function)
-    return function(module, q, k, v, mask, **options)
+    return function(module, *given, **options)
 
 
 def compiled_message(what: str) -> str:
@@ -157,19 +138,19 @@ def with_attention(
     return with_sdpa_replaced(function, attend)
 
 
-def _remedy(model: nn.Module, behind: str) -> str:
-    """Advice to set SDPA with its consequence; or the news that this changes nothing."""
+def _remedy(model: nn.Module) -> str:
+    """Advice to set SDPA, or the news that there is none to set."""
     lacking = lacks_sdpa(model)
     if lacking:
         return (
             f"{lacking} has an attention of its own in transformers, and no SDPA that could be set "
             "in its place; there is no recording of this model"
         )
-    return f'call model.set_attn_implementation("sdpa"), {behind}'
+    return 'call model.set_attn_implementation("sdpa")'
 
 
 def no_call_message(tap: Any, forwards: int) -> str:
-    """Message that tells why a tap heard nothing in so many forwards, and the setting to change."""
+    """Why a tap heard nothing in so many forwards, and the setting to change."""
     if forwards == 0:
         return (
             "nothing to read: the model was not run inside the block; call it there (or the "
@@ -185,11 +166,8 @@ def no_call_message(tap: Any, forwards: int) -> str:
     known = ""
     if kind:
         known = f" (attn_implementation is {kind!r})"
-    behind = (
-        'or load it with transformers\' own from_pretrained(..., attn_implementation="sdpa"); '
-        "nn.MultiheadAttention calls it with need_weights=False"
-    )
     return (
         f"the model ran {forwards} times and never called "
-        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model, behind)}"
+        f"torch.nn.functional.scaled_dot_product_attention{known}: {_remedy(tap.model)} "
+        "(nn.MultiheadAttention calls it with need_weights=False)"
     )

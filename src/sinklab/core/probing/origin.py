@@ -19,17 +19,15 @@ OTHERS = (
     "memory",
     "kv",
 )
-"""Parameters of an attention's forward that hold the states of the keys it reads in place of its
-own.
-"""
+"""Parameters of an attention's forward that hold the states it reads in place of its own."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Parameters that hold a cache of transformers."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeyOrigin:
-    """Origin of the keys that an attention module reads, by its arguments, and never by the number
-    of keys.
+    """Origin of the keys that an attention module reads, by its arguments and never by their
+    number.
     """
 
     is_own: bool
@@ -42,8 +40,7 @@ class KeyOrigin:
     @classmethod
     def of(cls, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> KeyOrigin:
         """Read the origin from the arguments of the module's forward."""
-        kind: Any = type(module)
-        names = parameters(kind)
+        names = parameters(type(module))
         given = dict(zip(names, args, strict=False)) | kwargs
         first = next(iter(given.values()), None)
         others = [given.get(name) for name in OTHERS if name in names]
@@ -59,7 +56,7 @@ class KeyOrigin:
         return cls(is_own, found, stated(module, "layer_idx"))
 
     def check(self, layer: str, keys: int) -> None:
-        """Raises ValueError if the cache has dropped keys, so that these are not all there were."""
+        """Raises ValueError if the cache has dropped keys."""
         layers = stated(self.cache, "layers")
         if not layers:
             return

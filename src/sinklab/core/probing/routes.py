@@ -65,7 +65,7 @@ class ModelTap(Tap, TorchFunctionMode):
         self.cleanup.callback(self.catch_sdpa, False)
         self.cleanup.enter_context(watching(parts=self._modules.values()))
         if configs:
-            self.cleanup.enter_context(routed(self._modules, configs, self))
+            self.cleanup.enter_context(routed(self._modules, self))
             self._hook(
                 {"", *(holder for layer in self._layers for holder in upwards(layer))}
                 - self._layers

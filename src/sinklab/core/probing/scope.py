@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypedDict
 
 from sinklab.core.errors import as_int, near
@@ -51,17 +50,16 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
         return None
     found: dict[Any, None] = {}
     for one in as_iterable(given):
-        number = as_int(one)
+        read: Any = as_int(one)
         if name == "layers" and isinstance(one, str):
-            found[one] = None
-        elif number is not None:
-            found[number] = None
-        else:
+            read = one
+        if read is None:
             raise ValueError(
                 f"{name} are numbers (of layers in the order of execution, -1 is the last, or "
                 f"module paths; of query heads), got {given!r}: write a tuple such as (0, 3); "
                 "None means all"
             )
+        found[read] = None
     if not found:
         raise ValueError(f"{name} names at least one, got none: leave it out (None) for all")
     return tuple(found)
@@ -69,25 +67,20 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """Choice of layers, heads and steps. Layers are known by name and number once the first forward
-    has shown them.
-
-    Raises ValueError for values that are no scope at all; layers and heads are checked against the
-    model as it runs.
+    """Choice of layers, heads, steps and maps; layers and heads are checked against the model as it
+    runs. Raises ValueError for values that are no choice at all.
     """
 
     layers: Any = None
-    """Numbers, paths and patterns, as given one or several, from then on a tuple; None for all."""
+    """Numbers and names, as given one or several, from then on a tuple; None for all."""
     heads: Any = None
-    """Numbers of query heads, as given one or several, from then on a tuple; None for all."""
+    """Numbers of query heads, likewise."""
     steps: Container[int] | None = None
     maps: Iterable[MapKey] = ()
     total: int | None = None
     """Number of attention layers, if it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
-    """Paths of all attention layers in the order they ran in the first forward; empty before it
-    ended.
-    """
+    """Paths of all attention layers in the order they ran, once the first forward has ended."""
 
     def __post_init__(self) -> None:
         steps = self.steps
@@ -101,48 +94,41 @@ class RecordingScope:
         self.heads = chosen("heads", self.heads)
 
     def has_layer(self, index: int, path: str) -> bool:
-        """Whether to measure the layer that runs as number `index`; before the first forward ended,
-        perhaps.
+        """Whether the layer that runs as number `index` is chosen; see `is_layer`."""
+        return self.layers is None or any(self.is_layer(index, path, one) for one in self.layers)
+
+    def is_layer(self, index: int, path: str, wanted: int | str) -> bool:
+        """Whether a name or number means this layer. Until the first forward ends, a maybe counts
+        as yes: the last layer may be any.
         """
-        if self.layers is None:
-            return True
-        return any(self._is_layer(index, path, wanted) for wanted in self.layers)
+        if isinstance(wanted, str):
+            return _is_named(path, wanted)
+        if wanted >= 0:
+            return index == wanted
+        return self.total is None or index == wanted + self.total
 
     def chosen_layers(self) -> list[int]:
         """Numbers of the chosen layers, of those known so far."""
         return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
 
-    def _is_layer(self, index: int, path: str, wanted: int | str) -> bool:
-        if isinstance(wanted, str):
-            return _matches(path, wanted)
-        if wanted >= 0:
-            return index == wanted
-        # Counted from an end that is not known before the first forward got there: until then, any
-        # may be meant.
-        return self.total is None or index == wanted + self.total
-
     def heads_of(self, layer: str, total: int) -> list[int] | None:
-        """The query heads to record in a layer with so many; None for all. Raises ValueError for
-        one that is not.
+        """The chosen query heads of a layer with so many; None for all. Raises ValueError for one
+        that is not there.
         """
         if self.heads is None:
             return None
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps to keep of the layer that runs as number `index`, by the key as it was given,
-        with their heads.
-        """
+        """The maps to keep of this layer, by key as it was given, with their heads."""
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
-            if key[0] == step and self._is_layer(index, layer, key[1])
+            if key[0] == step and self.is_layer(index, layer, key[1])
         }
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """The layers of the first forward. Raises ValueError for a chosen one that is not among
-        them.
-        """
+        """Note the layers that ran. Raises ValueError if a chosen one is not among them."""
         if self.known:
             return
         total = len(paths)
@@ -150,7 +136,7 @@ class RecordingScope:
             self.total = total
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
-                if not any(_matches(path, wanted) for path in paths):
+                if not any(_is_named(path, wanted) for path in paths):
                     hint = near(wanted, paths) or f"the first is {paths[0]!r}"
                     raise ValueError(
                         f"no attention layer is called {wanted!r} among the {total} that ran: "
@@ -183,10 +169,6 @@ def _head(head: int, layer: str, total: int) -> int:
     return int(head) % total
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern names a layer: its path or the end of it, or a module that holds it; *
-    stands for anything.
-    """
-    parts = path.split(".")
-    holders = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for name in holders)
+def _is_named(path: str, name: str) -> bool:
+    """Whether a layer has this name: its path, the end of it, or a module that it is part of."""
+    return f".{name}." in f".{path}."

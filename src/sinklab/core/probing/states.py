@@ -20,13 +20,12 @@ STATE_OF = ("predicted", "own")
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     """State of every position of the canvas, int8 (B, S): its number in `STATES`, −1 for padding.
 
-    `canvas` has `open_BS`, `mask_id` and `attention_BS` (`sinklab.core.sampling.Canvas`). Masked:
-    open and holding the mask. Committed: open and written. Prompt: given. Raises ValueError for ids
-    of another shape than the canvas.
+    Masked: open and holding the mask. Committed: open and written. Prompt: given. Raises ValueError
+    for ids of another shape than the canvas.
     """
     remedy = "give trace the canvas that is decoded, and decode with model.denoiser()"
     check_tensor("the ids that tell states", ids_BS, canvas.open_BS.shape, remedy=remedy)
-    # from the host such a copy may go its way: it is staged before the call returns
+    # from the host such a copy is staged before the call returns
     open_BS, real_BS = (
         x.to(ids_BS.device, non_blocking=True) for x in (canvas.open_BS, canvas.attention_BS)
     )
@@ -37,11 +36,10 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
 def position_states_of(
     call: Any, asked_by: str, canvas: Any = None, *, needs_canvas: bool = False
 ) -> Tensor:
-    """State of every canvas position in the forward that runs, int8 (B, S); the canvas is that of
-    the denoising run, if none is given.
+    """`position_states` in the forward that runs, by the canvas given, or that of the denoising
+    run. Without one every position that is not masked is committed, unless `needs_canvas`.
 
-    Without one every position that is not masked is committed, unless that is not enough
-    (`needs_canvas`). Raises ValueError if nothing tells the states.
+    Raises ValueError if nothing tells the states.
     """
     running = call.visibility.running
     if running is not None and running.state_BS is not None:
@@ -73,8 +71,7 @@ class DecodedCanvas(Protocol):
 def query_states(state_BS: Tensor, columns_Q: Tensor, is_shifted: bool) -> Tensor:
     """State of the position that each query predicts, int8 (B, Q); −1 for a padding query.
 
-    `state_BS` are the states of all positions. A query predicts its own position, or if logits are
-    shifted the next one; the last one of the text counts as its own.
+    That is its own position or, if logits are shifted, the next one, but for the last of the text.
     """
     columns_Q = columns_Q.to(state_BS.device)
     own_BQ = state_BS.index_select(1, columns_Q)

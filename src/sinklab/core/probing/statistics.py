@@ -20,9 +20,7 @@ ROWS = ("batch", "layer", "head", "position")
 
 @dataclass(eq=False)
 class StatesView:
-    """The hidden states that leave a decoder layer as a statistic reads them (`of_states`),
-    interventions included.
-    """
+    """The hidden states that leave a decoder layer, edits included, for statistics `of_states`."""
 
     states_BQD: Tensor
     real_BQ: Tensor | None
@@ -30,7 +28,7 @@ class StatesView:
     columns_Q: Tensor
     """Canvas position of each query, int64."""
     memory: dict[str, Any]
-    """What a statistic keeps of this forward, from one layer to the next."""
+    """What a statistic keeps from one layer of a forward to the next."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,11 @@ class Statistic:
     """
 
     axes: ClassVar[tuple[str, ...]] = ()
-    """Names of the axes of one step, "layer" among them. "position" is the axis of queries, "key"
-    that of keys. Text such as "head key" stands for those after "batch" and "layer".
+    """Names of the axes of one step, "layer" among them; "position" is that of queries. Text such
+    as "head key" stands for those after "batch" and "layer".
     """
     reads: ClassVar[tuple[str, ...]] = ()
-    """Results that it takes of those of `Call.fill`: what all statistics read is computed in one
-    pass over the scores.
-    """
+    """Results of `Call.fill` that it takes: those of all statistics are computed in one pass."""
     needs_canvas = False
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
     of_states = False
@@ -60,9 +56,7 @@ class Statistic:
     `StatesView`.
     """
     columns: ClassVar[tuple[str, ...]] = ()
-    """Names along its last axis, if these are numbers of different kinds: a run folder has a table
-    of them.
-    """
+    """Names along its last axis, if these are numbers of different kinds, for a table."""
 
     def __init_subclass__(cls) -> None:
         axes: Any = cls.axes
@@ -96,10 +90,7 @@ class ReceivedByState(Statistic):
 
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query.
-
-    An autoregressive model chooses its next token from it.
-    """
+    """The attention row of the last real query, by which a causal model chooses its next token."""
 
     axes = KEYS
 
@@ -169,8 +160,7 @@ class NoopBound(Statistic):
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
     """Statistics by label, from names, texts ``name:field=value`` and values.
 
-    Raises ValueError for none, for a bare string, for an unknown one (naming the near ones) and for
-    one without layers.
+    Raises ValueError for none, a bare string, an unknown one, and one without layers.
     """
     if isinstance(given, str) or not given:
         raise ValueError(

@@ -173,13 +173,6 @@ class Tap:
                 "thread a copy of its own, made before (copy.deepcopy(model))"
             )
 
-    def count_alike(self, layer: str) -> int:
-        """Modules of the class of the one that runs now as `layer`: as many attention layers may be
-        expected.
-        """
-        kind = type(self._modules[layer.split("#")[0]])
-        return sum(type(module) is kind for module in self._modules.values())
-
     def begin(self) -> dict[str, int]:
         """Open a forward, which `flush` ends. Returns its attention calls, none as yet."""
         self._calls = {}
@@ -200,7 +193,7 @@ class Tap:
         elif self.prefix is None:
             # a full call: its keys that are seen, less the queries that are not padding
             seen_B = (visibility.visible_BS > 0).sum(-1)
-            self.prefix = int((seen_B - visibility.counted_BQ.sum(-1)).max())
+            self.prefix = max(int((seen_B - visibility.counted_BQ.sum(-1)).max()), 0)
         return call.within(prefix=self.prefix) if self.prefix else call
 
     def edited(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:

@@ -16,7 +16,7 @@ from sinklab.core.compat import config_value
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.probing.backends import no_call_message
 from sinklab.core.probing.call import Call
-from sinklab.core.probing.recording import Frame, LayerStack, Recording
+from sinklab.core.probing.recording import ForwardRecord, Recording
 from sinklab.core.probing.routes import tapped
 from sinklab.core.probing.scope import RecordingScope, Scope
 from sinklab.core.probing.states import (
@@ -34,10 +34,8 @@ from sinklab.core.probing.tap import Listener
 
 
 @dataclass(eq=False)
-class FrameRecorder(Listener):
-    """Measures the chosen statistics of every forward and keeps them, frame by frame, for a
-    `Recording`.
-    """
+class Recorder(Listener):
+    """Measures the chosen statistics of every forward and keeps them for a `Recording`."""
 
     statistics: dict[str, Statistic]
     scope: RecordingScope
@@ -47,17 +45,14 @@ class FrameRecorder(Listener):
     exact: bool
     probing: int = 0
     """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
-    marked: list[tuple[object, Frame, int]] = field(default_factory=list)
+    marked: list[tuple[object, ForwardRecord, int]] = field(default_factory=list)
     """Argument of each mark, the first forward of its step, and the number of forwards."""
-    pending: list[Frame] = field(default_factory=list)
+    pending: list[ForwardRecord] = field(default_factory=list)
     """Forwards since the last mark."""
-    heads: list[int] = field(default_factory=list)
-    prefix: int | None = None
-    last: Frame | None = None
-    """The last forward that ended."""
     left_alone: list[str] = field(default_factory=list)
     """Paths of cross attention."""
-    _open: Frame | None = None
+    _open: ForwardRecord | None = None
+    _last: ForwardRecord | None = None
 
     def __post_init__(self) -> None:
         self.reads = {name for one in self.statistics.values() for name in one.reads}
@@ -68,8 +63,8 @@ class FrameRecorder(Listener):
         """What a statistic keeps of a layer, by label and layer."""
 
     @property
-    def steps(self) -> list[Frame]:
-        """One frame a step, all that it holds on the CPU."""
+    def steps(self) -> list[ForwardRecord]:
+        """The first forward of each step, with all that it holds on the CPU."""
         frames = self.pending
         if self.marked:
             frames = [frame for _, frame, _ in self.marked]
@@ -78,87 +73,76 @@ class FrameRecorder(Listener):
         return frames
 
     def mark(self, step: object) -> None:
-        """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
+        """End a step. Raises ValueError when no forward came."""
         if self.tap is None:
             raise ValueError("mark() is for the recording of a trace, and this is a copy of one")
         self.tap.flush()
-        pending = self.pending
-        if not pending:
+        if not self.pending:
             if not self.marked:
                 raise ValueError(no_call_message(self.tap, self.tap.forwards))
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
-        first = pending[0]
-        if not first.paths:
-            raise ValueError(
-                "the first forward since the last mark was measured in no layer: mark after each "
-                "step"
-            )
-        self.marked.append((step, first, len(pending)))
-        pending.clear()
+        self.marked.append((step, self.pending[0], len(self.pending)))
+        self.pending.clear()
 
     def begin(self) -> None:
-        marked = self.marked
-        pending = self.pending
-        scope = self.scope
-        number = len(marked or pending)
-        # Once steps are marked, only the first forward of each is kept: the others need not be
-        # measured.
-        is_new = not (marked and pending)
-        is_recorded = is_new and (scope.steps is None or number in scope.steps)
-        has_maps = is_new and any(step == number for step, _, _ in scope.maps)
-        self._open = Frame(number, is_recorded, is_recorded or has_maps)
+        self._open = None
+        if self.tap.suspended > self.probing:
+            return
+        number = len(self.marked or self.pending)
+        # once steps are marked, only the first forward of each is kept
+        is_first = not (self.marked and self.pending)
+        steps = self.scope.steps
+        is_recorded = is_first and (steps is None or number in steps)
+        self._open = ForwardRecord(number, is_first, is_recorded)
 
     def observe(self, call: Call, out: Tensor) -> None:
         frame = self._open
-        if frame is None or self.tap.suspended > self.probing:
+        if frame is None:
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
         if index == 0:
             self._locate(frame, call)
-        if not frame.is_read:
-            return
         total = call.q_BHQD.shape[1]
-        for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
-            map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
-            with torch.inference_mode(False):
-                frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
-        if frame.is_recorded and self.scope.has_layer(index, call.layer):
-            frame.indices.append(index)
-            self._measure(frame, call, out)
-
-    def _measure(self, frame: Frame, call: Call, out: Tensor) -> None:
-        heads = self.scope.heads_of(call.layer, call.q_BHQD.shape[1])
-        if self.canvas is not None and frame.state_BQ is None:
-            frame.state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
-            frame.state_BQ = query_states(frame.state_BS, frame.columns_Q, self.is_shifted)
+        if frame.is_first:
+            maps = self.scope.maps_of(frame.number, index, call.layer, total)
+            for key, head in maps.items():
+                map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
+                with torch.inference_mode(False):
+                    frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
+        if not (frame.is_recorded and self.scope.has_layer(index, call.layer)):
+            return
+        if self.canvas is not None and not frame.indices:
+            state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
+            columns_Q = frame.places["columns"]
+            frame.places["state"] = state_BS
+            frame.places["query_state"] = query_states(state_BS, columns_Q, self.is_shifted)
+        frame.indices.append(index)
         here = call.within(
-            heads=heads,
+            heads=self.scope.heads_of(call.layer, total),
             step=frame.number,
-            prefix=frame.prefix,
-            query_state_BQ=frame.state_BQ,
+            query_state_BQ=frame.places.get("query_state"),
             made_BHQD=call.unrolled(out),
         )
         with torch.no_grad():
             here.fill(self.reads)
-            self._add(frame, call.layer, here)
+            self._measure(frame, call.layer, here)
         self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BS)
-        every = list(range(call.q_BHQD.shape[1]))
-        self.heads = heads or max(self.heads, every, key=len)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
-        if frame is None or self.tap.suspended > self.probing or not frame.is_recorded:
+        if frame is None:
             return
         with torch.no_grad():
             for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
-                view = StatesView(states_BQD, self._real_BQ, frame.columns_Q, frame.memory)
-                self._add(frame, layer, view)
+                columns_Q = frame.places["columns"]
+                view = StatesView(states_BQD, self._real_BQ, columns_Q, frame.memory)
+                self._measure(frame, layer, view)
 
-    def _add(self, frame: Frame, layer: str, view: Call | StatesView) -> None:
+    def _measure(self, frame: ForwardRecord, layer: str, view: Call | StatesView) -> None:
         """Measure a layer: the statistics that read attention calls, or those that read the hidden
         states after one.
         """
@@ -171,28 +155,14 @@ class FrameRecorder(Listener):
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
             check_tensor(f"what {label} measures", value, [None] * len(axes), remedy=remedy)
-            if label not in frame.parts:
-                # Before the first forward has shown all layers, those of a kind with this one are
-                # expected.
-                expected = len(self.scope.chosen_layers()) or self.tap.count_alike(layer)
-                frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-            frame.parts[label].add(value)
+            frame.parts[label].append(value)
 
-    def _locate(self, frame: Frame, call: Call) -> None:
+    def _locate(self, frame: ForwardRecord, call: Call) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
         queries = call.q_BHQD.shape[2]
         keys = call.k_BKSD.shape[2]
         running = call.visibility.running
-        if running is not None:
-            self.prefix = keys - running.ids_BS.shape[1]
-        elif self.prefix is None:
-            front = max(keys - queries, 0)
-            if front > int(call.visibility.first_own):
-                # keys behind the queries are room in a static cache, not a sink column in front
-                front = 0
-            self.prefix = front
-        frame.prefix = self.prefix
-        frame.length = keys - frame.prefix
+        frame.prefix = call.prefix
         by_query = [label for label, one in self.statistics.items() if "position" in one.axes]
         if self.canvas is not None:
             by_query.append("the state of queries")
@@ -203,34 +173,34 @@ class FrameRecorder(Listener):
                 "out"
             )
         if running is not None:
-            frame.columns_Q = running.columns_Q
+            frame.places["columns"] = running.columns_Q
         else:
             first = call.visibility.first_own - frame.prefix
-            frame.columns_Q = torch.arange(queries, device=call.q_BHQD.device) + first
+            every_Q = torch.arange(queries, device=call.q_BHQD.device)
+            frame.places["columns"] = every_Q + first
 
     def finish(self) -> None:
         frame = self._open
         self._open = None
-        if frame is None or self.tap.suspended > self.probing:
+        if frame is None or not frame.paths:
             return
         self.left_alone = list(self.tap.left_alone)
-        if frame.paths:
-            self.scope.check_layers(frame.paths)
-            total = len(frame.paths)
-            there = [(key, index) for key, index in frame.maps if index in (key[1], key[1] + total)]
-            frame.maps = {place: frame.maps[place] for place in there}
-            with torch.inference_mode(False), torch.no_grad():
-                frame.close(
-                    [
-                        index
-                        for index in frame.indices
-                        if self.scope.has_layer(index, frame.paths[index])
-                    ]
-                )
-        if self.last is not None:
+        self.scope.check_layers(frame.paths)
+        # before the first forward has ended, a layer counted from the end may be any
+        has_layer = self.scope.has_layer
+        measured = [index for index in frame.indices if has_layer(index, frame.paths[index])]
+        frame.maps = {
+            (key, index): map_BQS
+            for (key, index), map_BQS in frame.maps.items()
+            if self.scope.is_layer(index, frame.paths[index], key[1])
+        }
+        axes = {label: one.axes.index("layer") for label, one in self.statistics.items()}
+        with torch.inference_mode(False), torch.no_grad():
+            frame.close(axes, measured)
+        if self._last is not None:
             # while the device is still at this forward, the last one's numbers are there
-            self.last.settle()
-        self.last = frame
+            self._last.settle()
+        self._last = frame
         self.pending.append(frame)
 
     def discard(self) -> None:
@@ -257,37 +227,26 @@ def trace(
         recording.array("received")     # (step, batch, layer, head, key)
 
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
-    beside it. Traces nest, also with `intervene` on the same module, in either order: a trace sees
-    the edited calls. Calls inside `sinklab.core.attention.unobserved()` are not seen, and attention
-    to another sequence is left alone (`recording.cross_attention`). The thread that opens the block
-    is the one that runs the model in it; other models are unaffected, in any thread, as is a copy
-    of this one. The result of `sinklab.load` is such a module too.
+    beside it. Traces nest, also with `intervene` in either order, and see edited calls. Calls
+    inside `sinklab.core.attention.unobserved()` are not seen, and attention to another sequence is
+    left alone (`recording.cross_attention`). The thread that opens the block is the one that runs
+    the model; other models and copies are unaffected.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
-            or values. Those of the package: "received" (column sums), "received_by_state" (from
-            masked, committed and prompt queries apart: (batch, state, layer, head, key), needs
-            `canvas`), "received_from_masked" (which a rule may read in place of "received", from 8
-            masked queries on; needs `canvas`), "last_row" (the attention row of the last real
-            query), "received_by_window" (column sums of every 8 queries: (batch, window, layer,
-            head, key)), "value_norm", "key_norm" (averaged over all heads), "massive_activations"
-            (of the hidden states after each decoder layer: (batch, layer, rank, number), see
-            `MassiveActivations`), and by query "row_entropy", "row_logsumexp" (nats), "output_norm"
-            (of the head's output, edits included) and "noop_bound" (its upper bound: arXiv
-            2601.19657, Eq. 20-22).
-        canvas: the canvas that is decoded, with `open_BS`, `mask_id` and `attention_BS`
-            (`sinklab.core.sampling.Canvas`): it tells the states of queries and of keys
-            (`recording.query_state`, `key_state`, `by_state`). The ids of a step are those the
-            denoiser announces (`sinklab.core.attention.running`), or the model's own `input_ids`.
+            or values. Axes are those of `recording.dims(name)`.
+        canvas: the canvas that is decoded (`sinklab.core.sampling.Canvas`), which tells the states
+            of queries and keys (`recording.query_state`, `key_state`, `by_state`). The ids of a
+            step are those the denoiser announces (`sinklab.core.attention.running`), or the model's
+            own `input_ids`.
         state_of: "predicted": a query is in the state of the position it predicts (the next one if
-            `model.config.logit_shift` is set); "own": of the position it stands at.
-        allow_empty: the model need not run inside the block: for a loop that finds out there
-            whether a step follows.
-        exact: False lets a denoiser stay with its fast decoder, if it has one, and measures what
-            that computes: numbers are equal within rounding, and the model may be under no edit.
+            `model.config.logit_shift` is set); "own": of its own position.
+        allow_empty: the model need not run inside the block.
+        exact: False lets a denoiser stay with its fast decoder and measures what that computes:
+            numbers are equal within rounding, and the model may be under no edit.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or
-            module paths, their ends, or modules that hold them ("layers.3", "*.self_attn"). Of the
-            others nothing is computed.
+            names: module paths or whole parts of them ("layers.3"). Of the others nothing is
+            computed.
         heads: numbers of the query heads to record.
         steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
             nothing is marked.
@@ -313,7 +272,7 @@ def trace(
             "lacks: pass the sampling.Canvas that is decoded"
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
-    recorder = FrameRecorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
+    recorder = Recorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
     with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards

@@ -69,7 +69,7 @@ class ClipChannel(Edit):
     """The greatest magnitude that stays, 0 for none."""
     layers: tuple[int | str, ...] | None = limited(None, read=chosen)
     """Layers after which to edit: numbers in the order of execution (-1 is the last), module paths
-    or patterns; None for all."""
+    or parts of them; None for all."""
     heads: ClassVar[None] = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:

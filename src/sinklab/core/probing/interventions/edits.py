@@ -46,8 +46,8 @@ class Edit(Checked):
     """
 
     layers: tuple[int | str, ...] | None = limited(None, read=chosen)
-    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns;
-    None for all.
+    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or parts
+    of them; None for all.
     """
     heads: tuple[int, ...] | None = limited(None, read=chosen)
     """Query heads to edit; None for all."""
