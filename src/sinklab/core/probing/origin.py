@@ -40,7 +40,8 @@ class KeyOrigin:
     @classmethod
     def of(cls, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> KeyOrigin:
         """Read the origin from the arguments of the module's forward."""
-        names = parameters(type(module))
+        kind: Any = type(module)
+        names = parameters(kind)
         given = dict(zip(names, args, strict=False)) | kwargs
         first = next(iter(given.values()), None)
         others = [given.get(name) for name in OTHERS if name in names]
