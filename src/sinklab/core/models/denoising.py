@@ -24,7 +24,7 @@ from sinklab.core.models.masks import CanvasGeometry, take
 from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Canvas, Places
-from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session
+from sinklab.core.sampling.denoisers import Cache, Denoiser, Session
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class ModelDenoiser(Denoiser):
         """A memory for one run over one canvas; without a cache the caller says what to compute."""
         own = None
         if cache is not None:
-            own = cache.memory(self)
+            own = cache.session(self)
         return own or ModelSession(self)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
@@ -207,9 +207,7 @@ class ModelDenoiser(Denoiser):
             output_Q = self._predictors(wanted_Q, starts_BS)
         else:
             if self._block is None or self._block[0] is not at.columns:
-                columns = at.columns
-                if isinstance(columns, slice):
-                    columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
+                columns = torch.arange(at.columns.start, at.columns.stop, device=wanted_BS.device)
                 self._block = at.columns, columns, self._predictors(columns, starts_BS)
             _, wanted_Q, output_Q = self._block
         length = wanted_BS.shape[1]
@@ -258,7 +256,7 @@ class ModelDenoiser(Denoiser):
     def _check_inside(self, columns: slice | Tensor, read: Read) -> None:
         # a loop whose cache hands over the block knows that it is inside
         held = read.at.columns
-        if isinstance(columns, slice) and isinstance(held, slice):
+        if isinstance(columns, slice) and held is not None:
             inside = columns.start <= held.start and held.stop <= columns.stop
         elif isinstance(columns, slice):
             inside = bool(((read.wanted_Q >= columns.start) & (read.wanted_Q < columns.stop)).all())
@@ -324,7 +322,7 @@ class ModelDenoiser(Denoiser):
 class ModelSession(Session):
     """A model's denoiser with a memory: the keys and values of every column, as last computed.
 
-    A cache with a memory of its own (`Cache.memory`) brings a subclass, which writes `evaluate`.
+    A cache may bring a subclass (`Cache.session`), which writes `evaluate`.
     Made by :meth:`ModelDenoiser.begin`. After a change of the weights, begin with a new denoiser.
     """
 
@@ -336,9 +334,7 @@ class ModelSession(Session):
         self.store: KeyValueStore | None = None
         self._filled: torch.Size | None = None
 
-    def logits(
-        self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
-    ) -> Tensor:
+    def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
         """Logits (M, V) at the wanted positions, inside ``columns``.
 
         Args:
@@ -348,8 +344,7 @@ class ModelSession(Session):
                 column numbers, int64 (W,), run these columns alone, the same in every row: they
                 attend to all columns (and the sinks), to one another as they are now and to the
                 others as remembered, and are remembered from now on. With shifted logits, the
-                column before each of them runs as well. A ``BlockWork`` is for the memory of a
-                cache that brings its own.
+                column before each of them runs as well.
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if
@@ -358,12 +353,9 @@ class ModelSession(Session):
         """
         filled = self._filled
         self._filled = None
-        is_full = columns is None
-        if isinstance(columns, BlockWork):
-            is_full = columns.is_full
         if filled is None and self.begins_anywhere:
             self.store = None
-        elif not is_full and filled != ids_BS.shape:
+        elif columns is not None and filled != ids_BS.shape:
             fact = "nothing is"
             if filled is not None:
                 fact = f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"

@@ -16,7 +16,7 @@ from sinklab.core.models import masks
 from sinklab.core.models.denoising import ModelDenoiser, ModelSession, Read
 from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
-from sinklab.core.sampling.denoisers import BlockWork, Cache
+from sinklab.core.sampling.denoisers import Cache
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,11 @@ class CommittedCache(Cache):
 
     is_exact = True
 
-    def columns(self, start: int, stop: int, length: int, nth: int) -> None:
-        """All columns (None): the memory decides which of them run."""
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice:
+        """The block; the session adds what must run with it."""
+        return slice(start, stop)
 
-    def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
-        """The block; the first evaluation of a canvas begins a memory."""
-        is_first = number == 0 and nth == 0
-        return BlockWork(slice(start, stop), is_full=is_first)
-
-    def memory(self, denoiser: ModelDenoiser) -> CommittedSession:
+    def session(self, denoiser: ModelDenoiser) -> CommittedSession:
         """Memory for one run over one canvas."""
         return CommittedSession(denoiser)
 
@@ -111,14 +107,14 @@ class CommittedSession(ModelSession):
                 "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
 
-    def evaluate(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, read: Read, columns: Any) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """
         denoiser, length = self.denoiser, ids_BS.shape[1]
         wanted_BS = read.at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
-        if work.is_full or self.store is None:
+        if self.store is None:
             self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
             self.store.length, self.last = length, 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
@@ -126,7 +122,7 @@ class CommittedSession(ModelSession):
             self.block_BS = masks.blocks(
                 denoiser.model.config, real_BS, length, torch.device("cpu")
             )
-        start, stop = self._around(work.block)
+        start, stop = self._around(columns)
         columns, output_index_Q = denoiser.columns_to_run(slice(min(self.last, start), stop), read)
         assert isinstance(columns, slice), "of a slice the columns to run are one"
         self.last, self.store.columns = start, columns
