@@ -31,7 +31,6 @@ from sinklab.core import sampling
 from sinklab.core.probing import Call, Selector
 from sinklab.core.registry import caches, selectors
 from sinklab.core.sampling import Evaluation, Places
-from sinklab.core.sampling.canvas import block_spans
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
@@ -360,7 +359,6 @@ def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) 
     draws_BLN = np.stack(draws).reshape(rows, -1, settings.block_length)
     turn_BN = torch.from_numpy(draws_BLN.argsort(2).argsort(2).reshape(rows, -1) // 2)
     turn_BS = F.pad(turn_BN, (before, 0), value=-1)
-    spans = block_spans(block_BS)
     run = {policy: Evaluation(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), rows) for policy in found}
     count_B = torch.zeros(rows)
@@ -370,7 +368,7 @@ def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) 
         for policy, evaluate in run.items():
             # what is computed without a cache is not remembered
             if nth > 1 or policy.cache is not None:
-                logits_MV = evaluate(noisy_BS, Places.of(wanted_BS, spans[block]), nth).float()
+                logits_MV = evaluate(noisy_BS, Places.of(wanted_BS), block, nth).float()
             if nth < 2:
                 continue
             logits_MV[:, mask_id] = -torch.inf

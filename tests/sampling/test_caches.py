@@ -81,7 +81,7 @@ def test_a_refresh_every_that_is_no_count_is_refused(kind):
 def test_caches_by_name():
     made = [cache_of(name) for name in ("none", "prefix", "dual")]
     assert made == [None, PrefixCache(), DualCache()]
-    refused("or a cache object", cache_of, "zzzzzz")
+    refused("unknown cache 'zzzzzz'", cache_of, "zzzzzz")
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,10 @@ def test_a_cache_of_ones_own_may_name_columns():
 
     denoiser = Notebook()
     block_BS = torch.tensor([[-1, -1, 0, 0, 1]])
-    spans = slice(2, 4), slice(4, 5)
     evaluate = Evaluation(denoiser, Sinks(), block_BS)
     ids_BS = torch.full((1, 5), MASK)
     for block, nth in [(0, 0), (0, 1), (1, 1)]:
-        evaluate(ids_BS, Places.of(block_BS == block, spans[block]), nth)
+        evaluate(ids_BS, Places.of(block_BS == block), block, nth)
     assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [
         None,
         [0, 2, 3],

@@ -93,16 +93,8 @@ class Canvas:
 
     def to(self, device: torch.device | str) -> Canvas:
         """This canvas on another device."""
-        block_BS = self.block_BS
-        if block_BS is not None:
-            block_BS = block_BS.to(device)
-        return replace(
-            self,
-            ids_BS=self.ids_BS.to(device),
-            attention_BS=self.attention_BS.to(device),
-            open_BS=self.open_BS.to(device),
-            block_BS=block_BS,
-        )
+        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
 
     def counted(self, number_BS: Tensor) -> Canvas:
         """This canvas with open positions of equal number as a decoding block, counted from the
@@ -285,15 +277,13 @@ class Places:
     flat_M: Tensor
     """int64, row * S + column of each, ascending."""
     columns: slice | None = None
-    """Columns of the decoding block that they lie in, the same object at all of its evaluations;
-    None if that is not known.
-    """
+    """Columns of the decoding block, the same object at all of its evaluations; None if unknown."""
 
     @classmethod
-    def of(cls, wanted_BS: Tensor, columns: slice | None = None) -> Places:
+    def of(cls, wanted_BS: Tensor) -> Places:
         """The True positions. Raises ValueError for a tensor that is not bool (B, S)."""
         check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
-        return cls(wanted_BS, wanted_BS.flatten().nonzero()[:, 0], columns)
+        return cls(wanted_BS, wanted_BS.flatten().nonzero()[:, 0])
 
 
 def true_indices(flags: Tensor, count: int) -> Tensor:
@@ -317,15 +307,6 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
         block_BS = block_BS.masked_fill(~canvas.open_BS, -1)
     sizes = [int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)]
     return sizes, block_BS
-
-
-def block_spans(block_BS: Tensor) -> list[slice]:
-    """Columns from the first position of each block in any row to its last."""
-    spans = []
-    for number in range(int(block_BS.max()) + 1):
-        held_Q = (block_BS == number).any(0).nonzero()[:, 0]
-        spans.append(slice(int(held_Q[0]), int(held_Q[-1]) + 1))
-    return spans
 
 
 class RowEnds:

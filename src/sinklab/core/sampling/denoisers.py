@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import module_of
-from sinklab.core.errors import check_tensor, unknown
+from sinklab.core.errors import check_tensor
 from sinklab.core.registry import caches, value_of
 from sinklab.core.sampling.canvas import Canvas, Places
 
@@ -52,16 +52,11 @@ class Cache:
 
 
 def cache_of(given: Cache | str | None) -> Cache | None:
-    """The cache of this text, or the object itself; None for None and "none".
-
-    Raises ValueError for an unknown name, and TypeError for an object that is no cache.
+    """The cache of this text, or the object itself; None for None and "none". Raises ValueError for
+    an unknown name, and TypeError for an object that is no cache.
     """
     if given is None or given == "none":
         return None
-    if isinstance(given, str):
-        name = given.partition(":")[0].strip()
-        if name not in caches:
-            raise unknown("cache", name, [*caches, "none"], "pass one of these, or a cache object")
     return value_of(caches, given, Cache)
 
 
@@ -175,15 +170,19 @@ class Evaluation:
         self.denoiser = denoiser
         self.cache = cache
         self._session: Session | None = None
+        self._spans = []
+        for block in range(int(block_BS.max()) + 1):
+            held_Q = (block_BS == block).any(0).nonzero()[:, 0]
+            self._spans.append(slice(int(held_Q[0]), int(held_Q[-1]) + 1))
         if cache is not None:
             if not cache.is_exact:
                 _check_rows_agree(block_BS.cpu())
             self._session = denoiser.begin(cache)
 
-    def __call__(self, ids_BS: Tensor, at: Places, nth: int) -> Tensor:
-        """Logits (M, V) at these places: the nth evaluation (0 = first) of the block in
-        `at.columns`.
-        """
+    def __call__(self, ids_BS: Tensor, at: Places, block: int, nth: int) -> Tensor:
+        """Logits (M, V) at these places: the nth evaluation (0 = first) of this block."""
+        span = self._spans[block]
+        at = replace(at, columns=span)
         # asked every time: a trace, under which there is none, may begin between two evaluations
         cache = self.cache or self.denoiser.exact_cache()
         if cache is None:
@@ -191,8 +190,7 @@ class Evaluation:
             return self.denoiser.logits(ids_BS, at)
         if self._session is None:
             self._session = self.denoiser.begin(cache)
-        assert at.columns is not None, "the loop names the columns of the block"
-        columns = cache.columns(at.columns.start, at.columns.stop, ids_BS.shape[1], nth)
+        columns = cache.columns(span.start, span.stop, ids_BS.shape[1], nth)
         if columns is not None and not isinstance(columns, slice):
             check_tensor(f"the columns of {cache}", columns, (None,), "int64", "or give a slice")
         return self._session.logits(ids_BS, at, columns)
@@ -231,54 +229,42 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
         )
     if scale == 0:
         return denoiser
-    return GuidedDenoiser(denoiser, scale, prompt_BS, mask_id)
+    return Guided(denoiser, denoiser, scale, prompt_BS, mask_id)
 
 
-class GuidedDenoiser(Denoiser):
-    """Another denoiser under `guided`. The conditional call comes first, so a recording that keeps
-    the first forward of a step sees the real prompt.
+@dataclass(frozen=True, eq=False)
+class Guided(Session, Denoiser):
+    """Two denoisers under `guided`, or the two memories of one. The conditional call comes first,
+    so a recording that keeps the first forward of a step sees the real prompt.
     """
 
-    def __init__(self, denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> None:
-        self.denoiser = denoiser
-        self.scale = scale
-        self.prompt_BS = prompt_BS
-        self.mask_id = mask_id
+    cond: Any
+    un: Any
+    scale: float
+    prompt_BS: Tensor
+    mask_id: int
 
-    def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
+    def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
         """The mixed logits."""
-        evaluate = partial(self.denoiser.logits, at=at)
-        return self.mixed(ids_BS, evaluate, evaluate)
-
-    def mixed(
-        self, ids_BS: Tensor, cond: Callable[[Tensor], Tensor], un: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Logits mixed of an evaluation with the prompt and one without it."""
         remedy = "pass canvas.prompt_BS of the same canvas"
         check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
-        cond_MV = cond(ids_BS)
-        un_MV = un(ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id))
+        how = {}
+        if columns is not None:
+            how = {"columns": columns}
+        cond_MV = self.cond.logits(ids_BS, at, **how)
+        without_BS = ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id)
+        un_MV = self.un.logits(without_BS, at, **how)
         mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
         return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
 
     def begin(self, cache: Cache) -> Session:
         """A memory for each of the two calls."""
-        return _GuidedSession(self, self.denoiser.begin(cache), self.denoiser.begin(cache))
+        return replace(self, cond=self.cond.begin(cache), un=self.un.begin(cache))
 
     def exact_cache(self) -> Cache | None:
-        """The cache of the other denoiser."""
-        return self.denoiser.exact_cache()
+        """The cache of the denoiser."""
+        return self.cond.exact_cache()
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas as the other denoiser has it."""
-        return self.denoiser.in_blocks(canvas, block_length)
-
-
-class _GuidedSession(Session):
-    def __init__(self, guided: GuidedDenoiser, *sessions: Session) -> None:
-        self.guided = guided
-        self.sessions = sessions
-
-    def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
-        cond, un = (partial(one.logits, at=at, columns=columns) for one in self.sessions)
-        return self.guided.mixed(ids_BS, cond, un)
+        """The canvas as the denoiser has it."""
+        return self.cond.in_blocks(canvas, block_length)

@@ -22,7 +22,6 @@ from sinklab.core.sampling.canvas import (
     Canvas,
     Places,
     RowEnds,
-    block_spans,
     numbered_blocks,
     true_indices,
 )
@@ -161,7 +160,6 @@ def denoise(
         canvas,
         Evaluation(denoiser, cache_of(cache), block_BS),
         block_BS,
-        block_spans(block_BS),
         limits,
         rule.start(canvas.open_BS, generator),
         schedule,
@@ -184,8 +182,6 @@ class DenoisingLoop:
     evaluate: Evaluation
     block_BS: Tensor
     """int64, the block of every open position, -1 elsewhere."""
-    spans: list[slice]
-    """Columns of each block."""
     limits: list[int]
     """The most evaluations of each block."""
     rule: UnmaskingRule
@@ -221,9 +217,10 @@ class DenoisingLoop:
                 # 1) evaluate the masks of the block, and nothing else
                 candidates_BS = masked_BS & (self.block_BS == block)
                 flat_M = true_indices(candidates_BS, remaining[block])
-                at = Places(candidates_BS, flat_M, self.spans[block])
+                at = Places(candidates_BS, flat_M)
                 with torch.no_grad(), decoding(self):
-                    candidates = self.candidates(self.evaluate(ids_BS, at, nth), ids_BS, at, step)
+                    logits_MV = self.evaluate(ids_BS, at, block, nth)
+                    candidates = self.candidates(logits_MV, ids_BS, at, step)
                     if index == 0 and ends is not None:
                         check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
                     # 2) propose a token for each, score the proposals

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import finest, reads_wait
+from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
 
 # M candidate positions, V vocabulary, P pieces of it
@@ -108,7 +108,7 @@ def proposals(
     if mask_id is not None and mask_id < noise_MV.shape[-1]:
         noise_MV[:, mask_id].fill_(-torch.inf)
     best_M, token_M = noise_MV.max(-1)
-    if cut_MV is not None and (reads_wait(best_M.device) or bool((best_M == -torch.inf).any())):
+    if cut_MV is not None:
         left_M, instead_M = _best_but(logits_MV, mask_id)
         token_M = torch.where(best_M == -torch.inf, instead_M, token_M)
         best_M = torch.where(best_M == -torch.inf, left_M, best_M)

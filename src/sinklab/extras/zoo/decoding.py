@@ -190,8 +190,9 @@ class Editing(Threshold):
                 masked_BS = candidates_BS & (ids_BS == mask_id)
                 barred_BS = masked_BS if nth < limit else candidates_BS
                 with torch.no_grad(), decoding(run):
-                    at = Places.of(candidates_BS, run.spans[block])
-                    candidates = run.candidates(run.evaluate(ids_BS, at, nth), ids_BS, at, step)
+                    at = Places.of(candidates_BS)
+                    logits_MV = run.evaluate(ids_BS, at, block, nth)
+                    candidates = run.candidates(logits_MV, ids_BS, at, step)
                     if index == 0 and ends is not None:
                         check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
                     score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)

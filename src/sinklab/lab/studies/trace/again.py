@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sinklab.core.attention import decoding
 from sinklab.core.probing import intervene
 from sinklab.core.sampling import Evaluation
-from sinklab.core.sampling.canvas import Places, block_spans, numbered_blocks
+from sinklab.core.sampling.canvas import Places, numbered_blocks
 from sinklab.core.sinks import STATES
 from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import Loaded
@@ -203,7 +203,6 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
     canvas = denoiser.in_blocks(task.canvas().to(model.device), settings.block_length)
     block_BS = numbered_blocks(canvas, settings.block_length)[1]
     evaluate = Evaluation(denoiser, settings.values()["cache"], block_BS)
-    spans = block_spans(block_BS)
     before = [0, -1]
 
     def run(ids_BS: Tensor) -> None:
@@ -216,8 +215,7 @@ def _denoising(task: Task) -> Callable[[Tensor], object]:
         before[1] += 1
         if block != before[0]:
             before[:] = block, 0
-        at = Places.of(masked_BS & (block_BS == block), spans[block])
-        evaluate(ids_BS, at, before[1])
+        evaluate(ids_BS, Places.of(masked_BS & (block_BS == block)), *before)
 
     return run
 
