@@ -12,12 +12,11 @@ from sinklab.core.sampling import (
     DecodingSettings,
     EvenQuota,
     LowConfidence,
-    Timed,
     denoise,
     guided,
 )
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold
+from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold, Timed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
 

@@ -13,12 +13,10 @@ from .rules import Candidates as Candidates
 from .rules import ConfidenceRule as ConfidenceRule
 from .rules import LeftToRight as LeftToRight
 from .rules import LowConfidence as LowConfidence
-from .rules import Origin as Origin
 from .rules import RandomOrder as RandomOrder
 from .rules import UnmaskingRule as UnmaskingRule
 from .schedules import EvenQuota as EvenQuota
 from .schedules import Schedule as Schedule
-from .schedules import Timed as Timed
 from .schedules import Turn as Turn
 from .schedules import commit_counts as commit_counts
 from .schedules import split_steps as split_steps

@@ -1,7 +1,7 @@
 """The canvas: token ids, which of them are real, and which are to be filled.
 
-Everything that decoding needs to know about a batch of texts is on it, checked once: after that the
-loop can trust its shapes, and a row of a batch is written as it would be alone.
+What decoding needs to know about a batch of texts is checked here once, so that the loop can trust
+it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from sinklab.core.errors import check_count, check_tensor, check_vocabulary, tok
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Start of decoding, built by `Canvas.from_prompts`, by `Canvas.infill` or from tensors.
-
-    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding
-    or does not hold `mask_id`, and when nothing is open.
+    """Start of decoding: `Canvas.from_prompts`, `Canvas.infill`, or tensors. Raises ValueError when
+    they disagree in shape or dtype, when an open position is padding or does not hold `mask_id`,
+    and when nothing is open.
     """
 
     ids_BS: Tensor
@@ -121,12 +120,11 @@ class Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
         Args:
-            prompts: lists of token ids of any lengths, padded here on the left, or an integer
-                tensor (B, P) or (P,). A prompt may be empty.
-            mask_id: id of [MASK]; not allowed inside a prompt (see `infill`).
+            prompts: lists of token ids, padded here on the left, or an integer tensor (B, P) or
+                (P,). A prompt may be empty, and has no masks (see `infill`).
             pad_id: id written at padding, needed when the lengths differ.
-            context: the most positions the model can read; None for no limit.
-            attention_BP: True or 1 at the real tokens of a tensor of prompts.
+            context: the most positions the model can read.
+            attention_BP: True or 1 at the real tokens of a tensor.
             multiple: pad prompts to a multiple of this many columns.
             closing: ids after the masks that are not decoded, such as BERT's [SEP].
 
@@ -287,17 +285,15 @@ class Places:
 
 
 def true_indices(flags: Tensor, count: int) -> Tensor:
-    """Indices of the `count` True values in the flattened tensor, int64 (M,), ascending: `nonzero`
-    without a wait for the device.
+    """Flat indices of the `count` True values, int64 (M,): `nonzero` without a wait for the
+    device.
     """
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
 def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
     """Positions in each block of the fullest row; and the block of every open position, int64 (B,
-    S), -1 elsewhere: the canvas's own, or the position's rank in its row // the block length.
-
-    Raises ValueError for block_length < 1.
+    S), -1 elsewhere. Raises ValueError for block_length < 1.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
     block_BS = canvas.block_BS
@@ -310,9 +306,8 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
 
 
 class RowEnds:
-    """The rows of one run that are finished, and the stop ids after which they are.
-
-    Raises ValueError when no stop id is given, when one is negative, and when [MASK] is one.
+    """The rows of a run that are finished, by stop ids. Raises ValueError when none is given, when
+    one is negative, and when [MASK] is one.
     """
 
     def __init__(self, stop_ids: Iterable[int] | int, canvas: Canvas) -> None:
@@ -333,8 +328,8 @@ class RowEnds:
         self.finished_B = torch.zeros_like(canvas.open_BS[:, 0])
 
     def fill(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids with every open position to the right of a newly finished row's stop id filled
-        with it, those that hold another token too; and these positions, bool (B, S).
+        """The ids with all open positions to the right of a newly finished row's stop id filled
+        with it; and these positions, bool (B, S).
         """
         is_stop_BS = (ids_BS[..., None] == self._ids).any(-1)
         first_BS = self._open_BS & is_stop_BS & (masked_BS.cumsum(1) == 0)

@@ -29,20 +29,16 @@ class Cache:
     """
 
     is_exact = False
-    """Whether it gives the results of computing afresh, for any columns: models with attention in
-    blocks are then decoded with it.
-    """
+    """Whether it changes no result: models with attention in blocks are then decoded with it."""
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
-        """Columns to recompute, left padding counted, the same in every row: a slice, sorted column
-        numbers int64 (W,), or None for all.
+        """Columns to recompute, the same in every row: a slice, sorted numbers int64 (W,), or None
+        for all.
 
         Args:
-            start, stop: the block occupies the columns [start, stop); they must be among those
-                recomputed.
+            start, stop: the columns [start, stop) of the block; they must be recomputed.
             length: columns of the canvas.
-            nth: 0 at the first evaluation of the block, which must be full for the first block of a
-                canvas.
+            nth: 0 at the first evaluation of the block; that of a canvas must be full.
         """
         raise NotImplementedError(f"{self} has no method columns of its own; write it")
 
@@ -64,11 +60,8 @@ class Session:
     """A denoiser's memory of keys and values, for one run over one canvas under a cache."""
 
     def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
-        """Logits (M, V) at the wanted positions, which must lie inside `columns`.
-
-        Args:
-            columns: what `Cache.columns` returned. These columns attend to all S columns, with the
-                other columns' keys and values as remembered. The first call must be a full one.
+        """Logits (M, V) at the wanted positions when these columns (`Cache.columns`), which hold
+        them, attend to all S columns, the others as remembered. The first call must be full.
         """
         raise NotImplementedError
 
@@ -96,8 +89,8 @@ class Denoiser:
         return self.logits(ids_BS, Places.of(wanted_BS))
 
     def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
-        """Logits (M, V) for the score of a text whose right ids are `clean_BS`: a model that
-        attends in blocks reads the clean blocks before each block.
+        """Logits (M, V) for the score of a text; with attention in blocks each block sees the right
+        ids `clean_BS` before it.
         """
         return self(ids_BS, wanted_BS)
 
@@ -140,8 +133,8 @@ class FunctionDenoiser(Denoiser):
 
 
 def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:
-    """The denoiser of a model, bound to the padding of the canvas; a denoiser as it is; a function
-    (ids_BS, wanted_BS) -> logits_MV as a denoiser. Raises ValueError for a model of another kind.
+    """The denoiser of a model, bound to the padding of the canvas; a denoiser or a function as one.
+    Raises ValueError for a model of another kind.
     """
     model = module_of(given)
     if isinstance(model, DenoisingModel):
@@ -156,14 +149,11 @@ def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:
 
 
 class Evaluation:
-    """A denoiser as the loop calls it, for one run over one canvas: under the cache given, else
-    under the denoiser's exact cache, else with everything computed every time.
+    """A denoiser as the loop calls it, for one run over blocks (int64 (B, S), -1 elsewhere): under
+    the cache given, else under the denoiser's exact cache, else with everything computed.
 
     Raises ValueError for a cache with a denoiser that cannot remember, and if a block stands in
-    different columns in different rows: a row alone would recompute other columns than the batch.
-
-    Args:
-        block_BS: int64, the block of each open position, -1 elsewhere.
+    different columns in different rows: a row alone would recompute others than the batch.
     """
 
     def __init__(self, denoiser: Denoiser, cache: Cache | None, block_BS: Tensor) -> None:
@@ -172,11 +162,19 @@ class Evaluation:
         self._session: Session | None = None
         self._spans = []
         for block in range(int(block_BS.max()) + 1):
-            held_Q = (block_BS == block).any(0).nonzero()[:, 0]
-            self._spans.append(slice(int(held_Q[0]), int(held_Q[-1]) + 1))
+            held_BS = block_BS == block
+            columns = held_BS.any(0).nonzero()[:, 0].tolist()
+            start, stop = columns[0], columns[-1]
+            self._spans.append(slice(start, stop + 1))
+            apart_B = held_BS.any(1) & ~(held_BS[:, start] & held_BS[:, stop])
+            if cache is not None and not cache.is_exact and apart_B.any():
+                raise ValueError(
+                    "a cache recomputes the same columns in every row, but block "
+                    f"{block}, in columns {start} to {stop} of the batch, is in fewer of row "
+                    f"{int(apart_B.nonzero()[0])}; pad prompts on the left, decode these rows one "
+                    "by one, or without a cache."
+                )
         if cache is not None:
-            if not cache.is_exact:
-                _check_rows_agree(block_BS.cpu())
             self._session = denoiser.begin(cache)
 
     def __call__(self, ids_BS: Tensor, at: Places, block: int, nth: int) -> Tensor:
@@ -196,32 +194,13 @@ class Evaluation:
         return self._session.logits(ids_BS, at, columns)
 
 
-def _check_rows_agree(block_BS: Tensor) -> None:
-    """Raises ValueError unless each block spans the same columns in every row that has it."""
-    for block in range(int(block_BS.max()) + 1):
-        row_of: dict[tuple[int, int], int] = {}
-        for row, held_S in enumerate(block_BS == block):
-            columns = held_S.nonzero()[:, 0].tolist()
-            if columns:
-                row_of.setdefault((columns[0], columns[-1]), row)
-        if len(row_of) > 1:
-            ((start, last), row), ((start_2, last_2), row_2), *_ = row_of.items()
-            raise ValueError(
-                f"a cache recomputes the same columns in every row, but block {block} stands in "
-                f"columns {start} to {last} of row {row} and {start_2} to {last_2} of row "
-                f"{row_2}; pad prompts on the left, decode these rows one by one, or without a "
-                "cache."
-            )
-
-
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
-    """Classifier-free guidance: un + (scale + 1) * (cond - un), with `un` evaluated with the prompt
-    masked out. A token that the conditional logits rule out (-inf) stays ruled out. Scale 0 is the
-    conditional denoiser itself.
+    """Classifier-free guidance: un + (scale + 1) * (cond - un), with the prompt masked for `un`.
+    Tokens that `cond` rules out (-inf) stay ruled out; scale 0 is the denoiser itself.
 
     Raises ValueError for a scale that is not finite, and on the first call when `prompt_BS`
-    (usually `canvas.prompt_BS`) does not fit the ids. Source: Nie et al. 2024 (2410.18514,
-    unsupervised guidance), in the form of LLaDA's `generate`.
+    (`canvas.prompt_BS`) does not fit the ids. Source: Nie et al. 2024 (2410.18514), in the form of
+    LLaDA's `generate`.
     """
     if not math.isfinite(scale):
         raise ValueError(
@@ -234,8 +213,8 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
 
 @dataclass(frozen=True, eq=False)
 class Guided(Session, Denoiser):
-    """Two denoisers under `guided`, or the two memories of one. The conditional call comes first,
-    so a recording that keeps the first forward of a step sees the real prompt.
+    """`guided`, of two denoisers or of two memories. The conditional call comes first, so a
+    recording that keeps the first forward of a step sees the real prompt.
     """
 
     cond: Any

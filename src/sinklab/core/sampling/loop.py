@@ -1,11 +1,10 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback.
 
-A masked diffusion model gives logits for every position at once, and a decoder is the choice of
-which proposals to keep. Published decoders differ in three things alone: the score of a proposal
-(rule), how many are committed at an evaluation (schedule), and what is computed anew (cache). All
-three are values here, and this loop is the one place in which they meet: evaluate the masks of a
-block, propose, score, commit the best, until no mask is left; then the next block. A step reads the
-device once: on a GPU every further read would be a wait.
+A masked diffusion model gives logits for every position at once, and a decoder chooses which
+proposals to keep. Published decoders differ in three things: the score of a proposal (rule), how
+many are committed at an evaluation (schedule), and what is computed anew (cache). All three are
+values, and meet here alone: evaluate the masks of a block, propose, score, commit the best, until
+no mask is left; then the next block. A step reads the device once: on a GPU each read is a wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -49,9 +48,7 @@ class Step:
     index: int
     """0 for the first step."""
     total: int | None
-    """Number of steps of the whole run, None when the schedule decides as it goes. Rows that end
-    early may lower it.
-    """
+    """The most steps of the run, None when the schedule decides as it goes."""
     block: int
     """Block that was decoded, 0 for the first."""
     canvas: Canvas = field(repr=False)
@@ -65,15 +62,11 @@ class Step:
     score_M: Tensor = field(repr=False)
     """float, the rule's score of each candidate."""
     committed_BS: Tensor = field(repr=False)
-    """bool, the positions that received a proposal: also in place of a token, if tokens are
-    edited.
-    """
+    """bool, the positions that received a proposal, also in place of an edited token."""
     filled_BS: Tensor = field(repr=False)
     """bool, the open positions filled with a stop id because their row ended with this step."""
     goes_on: bool = False
-    """Further steps follow in this block even if it has no masks: written tokens may still be
-    edited.
-    """
+    """Further steps follow in this block, even without masks: tokens may still be edited."""
 
     @cached_property
     def masked_BS(self) -> Tensor:
@@ -117,20 +110,16 @@ def denoise(
             wanted_BS) -> logits_MV, bound to `canvas.attention_BS` by its builder.
         rule: an unmasking rule, a function of the `Candidates`, or the text of a rule
             ("low_confidence:alg_temp=0.1").
-        schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule
-            `Origin`).
+        schedule: a schedule or its text; "even" when left out ("timed" with the rule "origin").
         cache: a cache or its text; None recomputes everything.
         steps: evaluations in all, by default one per position, divided evenly over the blocks;
             refused if rows with unequal numbers of open positions would not get the same as alone.
         block_length: open positions per block, decoded from left to right; by default one block.
-            The block of a position is its rank among the row's open positions // block_length, so
-            masks may stand anywhere.
+            Masks may stand anywhere.
         temperature, top_p, top_k: as in `sample_tokens`.
-        generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole
-            batch.
+        generator: needed by rules that draw and by a temperature above 0; shared by the batch.
         stop_ids: once a row holds one of these in an open position with no mask to its left, the
-            open positions to its right are filled with it. When all rows are finished, decoding
-            ends.
+            open positions to its right are filled with it, and the row is finished.
         suppress_ids: tokens that are ruled out (logit -inf), as in LLaDA's `logits_eos_inf`.
         text_vocabulary: ids from here on take no part in any probability, such as image codes.
 
@@ -261,8 +250,8 @@ class DenoisingLoop:
                 nth += 1
 
     def candidates(self, logits_MV: Tensor, ids_BS: Tensor, at: Places, step: str) -> Candidates:
-        """The candidates with their logits, limited to the ids that may be written. Raises
-        ValueError for logits of another shape and for suppressed ids beyond the vocabulary.
+        """The candidates, limited to the ids that may be written. Raises ValueError for logits of
+        another shape and for suppressed ids beyond the vocabulary.
         """
         what = f"what a denoiser returns at {step}"
         remedy = "one row per wanted position: logits_BSV[wanted_BS]"

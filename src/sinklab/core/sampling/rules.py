@@ -1,8 +1,7 @@
 """Order in which proposals are committed: every rule gives each candidate a score, and the highest
 go first.
 
-A rule is a function of the candidates, so that published orders differ by a line or two; what more
-than one of them needs, such as probabilities, is computed once per evaluation and only if read.
+A rule is a function of the candidates, so that published orders differ by a line or two.
 """
 
 from __future__ import annotations
@@ -108,9 +107,11 @@ class UnmaskingRule:
 
     - "probability": of the proposal, 0 to 1; "margin": p1 − p2; "entropy": Σ p log p in nats.
     - "order": scores that only rank.
-    - "chance": every position decides alone, by the number drawn; only `Timed` takes it.
+    - "chance": every position decides alone, by the number drawn.
     - None: no schedule refuses the rule.
     """
+    usual_schedule = "even"
+    """Text of the schedule when none is given."""
     reads_shaped = True
     """Whether top-p and top-k change the scores; if not, they are refused at temperature 0."""
     needs_generator = False
@@ -206,16 +207,6 @@ class RandomOrder(UnmaskingRule):
         tokens_M = candidates.tokens_M
         draws_M = torch.rand(tokens_M.shape, generator=source, device=source.device)
         return draws_M.to(tokens_M.device)
-
-
-@unmasking_rules.register("origin")
-@dataclass(frozen=True)
-class Origin(RandomOrder):
-    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`), by
-    the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
-    """
-
-    measure = "chance"
 
 
 @unmasking_rules.register("left_to_right")

@@ -1,7 +1,6 @@
 """Number of candidates committed at each evaluation, and so the number of evaluations of a block.
 
-Decoders trade quality for evaluations here and nowhere else: a schedule sees the ranked scores of a
-step and says how far down the ranking it goes, row by row.
+Decoders trade quality for speed here: a schedule says how far down the ranking of a step they go.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, check_count, limited
+from sinklab.core.errors import check_count
 from sinklab.core.registry import schedules, value_of
 from sinklab.core.sampling.rules import UnmaskingRule
 from sinklab.core.sampling.tokens import TokenSampling
@@ -34,12 +33,11 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     return (count // steps)[..., None] + (step_T < (count % steps)[..., None])
 
 
-def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = False) -> list[int]:
+def split_steps(sizes: Sequence[int], steps: int | None) -> list[int]:
     """Share `steps` out to blocks of these sizes: evenly, remainder to the first. Steps that a
-    short block cannot use go to the others by the same rule. `steps=None` gives one step per
-    position. With `surplus` a block may get more steps than it has positions.
+    short block cannot use go to the others by the same rule. None gives one step per position.
 
-    Raises ValueError when a block would get no step, or (without `surplus`) a step no position.
+    Raises ValueError when a block would get no step, or a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -48,22 +46,19 @@ def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = Fals
             f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give at "
             f"least {len(sizes)} steps or a larger block_length."
         )
-    if not surplus and steps > sum(sizes):
+    if steps > sum(sizes):
         raise ValueError(
             f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} "
             "positions; some steps would "
             f"commit nothing: use at most {sum(sizes)}, or leave steps out for one token per step."
         )
     shares = [0] * len(sizes)
-    most = list(sizes)
-    if surplus:
-        most = [steps] * len(sizes)
     while sum(shares) < steps:
-        room = [block for block, size in enumerate(most) if shares[block] < size]
+        room = [block for block, size in enumerate(sizes) if shares[block] < size]
         share, extra = divmod(steps - sum(shares), len(room))
         for rank, block in enumerate(room):
             part = share + (rank < extra)
-            shares[block] += min(part, most[block] - shares[block])
+            shares[block] += min(part, sizes[block] - shares[block])
     return shares
 
 
@@ -88,8 +83,8 @@ class Turn:
 
 
 class Schedule:
-    """Decides how far down the ranking a step commits. A subclass writes `count`, and
-    `evaluations` if their number is another one.
+    """How far down the ranking a step commits. A subclass writes `count`, and `evaluations` if
+    there are others.
     """
 
     name: ClassVar[str]
@@ -142,9 +137,7 @@ def schedule_of(
     ValueError for a combination that makes no sense, whatever the canvas.
     """
     if given is None:
-        given = EvenQuota()
-        if rule.measure == "chance":
-            given = Timed()
+        given = rule.usual_schedule
     schedule: Schedule = value_of(schedules, given, Schedule)
     schedule.check_rule(rule)
     if sampling.temperature == 0 and sampling.cuts and not rule.reads_shaped:
@@ -157,8 +150,8 @@ def schedule_of(
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
-    """Raises ValueError if a row with fewer masks would get other counts than alone: where steps
-    divided over several blocks, or one step of time per mask, are those of the fullest row.
+    """Raises ValueError if a row with fewer masks would get other counts than alone, because steps
+    are divided over blocks, or time over masks, by the fullest row.
     """
     in_time = schedule.allows_surplus_steps
     is_shared = blocks > 1 and steps is not None
@@ -191,41 +184,3 @@ class EvenQuota(Schedule):
     def count(self, turn: Turn) -> Tensor:
         """Quotas that sum to the size of each row."""
         return commit_counts(turn.size_B, turn.evaluations)[:, turn.nth]
-
-
-@schedules.register("timed")
-@dataclass(frozen=True)
-class Timed(Schedule, Checked):
-    """Commit by a time that runs from 1 to `eps` in equal steps (Dream, SMDM).
-
-    The step from t to s commits floor(n (1 - s/t)) of the n masks that are left, the last step all;
-    a step may commit nothing, and there may be more steps than tokens. Time starts anew in each
-    block. Counts are taken row by row, in float32.
-    """
-
-    eps: float = limited(1e-3, above=0, below=1, remedy="Dream uses 1e-3")
-    """Time of the end (Dream 1e-3, SMDM 1e-5)."""
-    pooled: bool = False
-    """Count and rank over the whole batch, as SMDM's greedy sampler does."""
-
-    name = "timed"
-    allows_surplus_steps = True
-
-    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many as requested, also more than positions."""
-        return split_steps(sizes, steps, surplus=True)
-
-    def check_rule(self, rule: UnmaskingRule) -> None:
-        """Any rule, but `Origin` cannot be pooled."""
-        if self.pooled and rule.measure == "chance":
-            raise self.misfit(rule, "decides on every position alone", "leave pooled out")
-
-    def count(self, turn: Turn) -> Tensor:
-        """Counts by the masks that are left, or by the scores of `Origin`."""
-        time_T = torch.linspace(1, self.eps, turn.evaluations + 1, dtype=torch.float32)
-        ratio = time_T[turn.nth + 1] / time_T[turn.nth]
-        if turn.nth == turn.evaluations - 1:
-            ratio = torch.zeros(())
-        if turn.rule.measure == "chance":
-            return (turn.ordered_BS >= ratio).sum(1)
-        return (turn.candidates_BS.sum(1) * (1 - ratio)).long()

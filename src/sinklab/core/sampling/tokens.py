@@ -1,7 +1,6 @@
 """Proposed tokens at masked positions: temperature, top-p, top-k.
 
-The published samplers draw from the same distributions by different arithmetic; one exact form, on
-the generator's device, makes a seed mean the same everywhere.
+Published samplers draw from the same distributions by different arithmetic; here is one exact form.
 """
 
 import math
@@ -74,8 +73,7 @@ def sample_tokens(
     Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1,
     drawn in float64: coarser noise cuts the tail off and so lowers the temperature in effect.
     LLaDA's exp(logits) / (-log U)^T and Dream's categorical draw are the same distribution, but the
-    former overflows for large logits. The noise is drawn on the generator's device, so a CPU
-    generator gives the same draw whatever the model runs on.
+    former overflows. A CPU generator gives the same draw whatever the model runs on.
 
     Raises ValueError for numbers out of range, and for T > 0 without a generator.
     """
