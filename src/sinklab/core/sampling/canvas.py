@@ -92,8 +92,11 @@ class Canvas:
 
     def to(self, device: torch.device | str) -> Canvas:
         """This canvas on another device."""
-        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device)
+        return replace(self, **moved)
 
     def counted(self, number_BS: Tensor) -> Canvas:
         """This canvas with open positions of equal number as a decoding block, counted from the
