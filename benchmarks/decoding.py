@@ -40,8 +40,7 @@ from transformers import LlamaConfig
 
 from sinklab.core.attention import context, watching
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Cache, Canvas, Session, denoise
-from sinklab.core.sampling.denoisers import ChangedDenoiser
+from sinklab.core.sampling import Cache, Canvas, Denoiser, Session, denoise
 from sinklab.extras.fast.decoder import FastDecoder
 from sinklab.lab.caching import DualCache, PrefixCache
 
@@ -275,10 +274,13 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
     }
 
 
-class Untold(ChangedDenoiser):
+class Untold(Denoiser):
     """A denoiser that is not told where its logits are wanted: it asks the device, as it did
     before.
     """
+
+    def __init__(self, denoiser):
+        self.denoiser = denoiser
 
     def logits(self, ids_BS, at):
         return self.denoiser(ids_BS, at.wanted_BS)

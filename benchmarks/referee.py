@@ -101,6 +101,7 @@ class Watch(UnmaskingRule):
         # those of the rule, on which schedules and sampling depend
         self.measure = self.rule.measure  # type: ignore[misc]
         self.reads_shaped = self.rule.reads_shaped
+        self.usual_schedule = self.rule.usual_schedule
 
     def __call__(self, candidates: Any) -> Tensor:
         """The scores of the rule."""

@@ -30,21 +30,11 @@ from sinklab import BlockKeys, intervene, trace
 from sinklab.core import sampling
 from sinklab.core.probing import Call, Selector
 from sinklab.core.registry import caches, selectors
-from sinklab.core.sampling import BlockWork, Evaluation, Places
+from sinklab.core.sampling import Evaluation, Places
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
 from sinklab.lab.studies import heldout_text, mean_table
-
-
-@dataclass(frozen=True, eq=False)
-class Choosing(BlockWork):
-    """An evaluation under a cache that chooses columns."""
-
-    number: int
-    """Number of the block, from 0."""
-    is_choice: bool
-    """Whether it is the full evaluation at which columns are chosen."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +44,8 @@ class ChoosingCache(DualCache):
     delay: int = 0
     """Full evaluations of a block before the one that chooses."""
 
-    def work(self, start: int, stop: int, number: int, nth: int) -> Choosing:
-        phase = self.phase(nth)
-        return Choosing(slice(start, stop), phase <= self.delay, number, phase == self.delay)
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
+        return None if self.phase(nth) <= self.delay else slice(start, stop)
 
 
 @caches.register("evict")
@@ -75,7 +64,7 @@ class EvictingCache(ChoosingCache):
     score: str = "nearest"
     """Order of the rest: one of `SCORES`."""
 
-    def memory(self, denoiser: Any) -> sampling.Session:
+    def session(self, denoiser: Any) -> sampling.Session:
         return EvictingSession(denoiser, self)
 
 
@@ -88,7 +77,7 @@ class SinkRefreshCache(ChoosingCache):
 
     sinks: int = 8
 
-    def memory(self, denoiser: Any) -> sampling.Session:
+    def session(self, denoiser: Any) -> sampling.Session:
         return RefreshingSession(denoiser, self)
 
 
@@ -112,14 +101,24 @@ class ChoosingSession(sampling.Session):
         if padding_BS is not None and not padding_BS.all():
             raise ValueError("these caches take rows without padding: decode rows one by one")
         self.inner = self.model.denoiser().begin()
+        self.block: Any = None
+        self.number = self.nth = -1
 
-    def watched(self, work: Choosing, length: int) -> Any:
+    def find(self, block: slice | None) -> None:
+        """Note which evaluation of which block this is, and whether columns are chosen at it."""
+        if block != self.block:
+            self.block, self.nth = block, -1
+            self.number += 1
+        self.nth += 1
+        self.is_choice = self.cache.phase(self.nth) == self.cache.delay
+
+    def watched(self, length: int) -> Any:
         """The context of an evaluation in which `left_out` is asked for the keys to block, bool
         (B, H or 1, K), layer by layer.
         """
-        self.work, self.layer = work, -1
+        self.layer = -1
         # if logits are shifted the column before the block runs, too
-        self.run = slice(max(work.block.start - self.model.config.logit_shift, 0), work.block.stop)
+        self.run = slice(max(self.block.start - self.model.config.logit_shift, 0), self.block.stop)
         self.outside_S = torch.ones(length, dtype=torch.bool)
         self.outside_S[self.run] = False
         edit = BlockKeys(LeftOut(self), when="now")
@@ -140,7 +139,7 @@ def received(session: ChoosingSession, call: Call) -> Tensor:
 def nearest(session: ChoosingSession, call: Call) -> Tensor:
     """Nearness to the block; of two equally near columns the left one is nearer."""
     column_S = torch.arange(len(session.outside_S))
-    left_S, right_S = session.work.block.start - column_S, column_S - session.work.block.stop + 1
+    left_S, right_S = session.block.start - column_S, column_S - session.block.stop + 1
     return -torch.where(left_S > 0, 2 * left_S, 2 * right_S + 1)
 
 
@@ -158,9 +157,9 @@ def aligned(session: ChoosingSession, call: Call) -> Tensor:
 
 def random(session: ChoosingSession, call: Call) -> Tensor:
     """Well mixed whole numbers (SplitMix64), which do not depend on the length of the canvas."""
-    column_S = torch.arange(len(session.outside_S)) - session.work.block.stop
+    column_S = torch.arange(len(session.outside_S)) - session.block.stop
     head_G = torch.arange(call.k_BKSD.shape[1])
-    salt_G = head_G + 1009 * session.layer + 1_000_003 * session.work.number
+    salt_G = head_G + 1009 * session.layer + 1_000_003 * session.number
     x_GS = salt_G[:, None] * 0x9E3779B97F4A7C1 + column_S
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x_GS = (x_GS ^ (x_GS >> shift)) * factor
@@ -187,15 +186,16 @@ class EvictingSession(ChoosingSession):
         """Attention received in a layer at the first choice."""
 
     def logits(self, ids_BS: Tensor, at: Places, columns: Any = None) -> Tensor:
-        if columns.is_full and not columns.is_choice:
+        self.find(at.columns)
+        if columns is None and not self.is_choice:
             return self.inner.logits(ids_BS, at)
-        with self.watched(columns, ids_BS.shape[1]):
-            return self.inner.logits(ids_BS, at, None if columns.is_full else columns.block)
+        with self.watched(ids_BS.shape[1]):
+            return self.inner.logits(ids_BS, at, columns)
 
     def left_out(self, call: Call) -> Tensor:
         """Nothing when it chooses, and from then on what was not chosen."""
         self.layer += 1
-        if not self.work.is_choice:
+        if not self.is_choice:
             return self.gone[self.layer]
         # a product such as 0.29 * 100 falls short of the whole number it stands for
         count = math.floor(self.cache.keep * int(self.outside_S.sum()) + 1e-9)
@@ -228,16 +228,17 @@ class RefreshingSession(ChoosingSession):
         self.rows: dict[int, tuple[sampling.Session, Tensor]] = {}
 
     def logits(self, ids_BS: Tensor, at: Places, columns: Any = None) -> Tensor:
+        self.find(at.columns)
         rows = enumerate(zip(ids_BS.split(1), at.wanted_BS.split(1), strict=True))
         return torch.cat([self._row(row, *one, columns) for row, one in rows])
 
-    def _row(self, row: int, ids_1S: Tensor, wanted_1S: Tensor, work: Choosing) -> Tensor:
-        if not work.is_full:
+    def _row(self, row: int, ids_1S: Tensor, wanted_1S: Tensor, columns: Any) -> Tensor:
+        if columns is not None:
             session, columns_W = self.rows[row]
             return session(ids_1S, wanted_1S, columns_W)
         session = self.model.denoiser().begin()
         self.total_S = torch.zeros(ids_1S.shape[1])
-        with self.watched(work, ids_1S.shape[1]):
+        with self.watched(ids_1S.shape[1]):
             logits_MV = session(ids_1S, wanted_1S)
         order_S = self.total_S.masked_fill(~self.outside_S, -torch.inf)
         runs_S = ~self.outside_S | (places(order_S) < self.cache.sinks)

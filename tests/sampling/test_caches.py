@@ -81,7 +81,7 @@ def test_a_refresh_every_that_is_no_count_is_refused(kind):
 def test_caches_by_name():
     made = [cache_of(name) for name in ("none", "prefix", "dual")]
     assert made == [None, PrefixCache(), DualCache()]
-    refused("or a cache object", cache_of, "zzzzzz")
+    refused("unknown cache 'zzzzzz'", cache_of, "zzzzzz")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_rows_agree_on_their_blocks(canvas, expected):
 def test_rows_whose_blocks_stand_elsewhere_are_refused():
     canvas = Canvas.infill([[1, MASK, MASK, 2, 3], [1, 2, MASK, 3, MASK]], mask_id=MASK)
     message = (
-        "block 0 stands in columns 1 to 2 of row 0 and 2 to 4 of row 1; pad prompts on the "
-        "left, decode these rows one"
+        "block 0, in columns 1 to 4 of the batch, is in fewer of row 0; pad prompts on the left, "
+        "decode these rows one"
     )
     refused(message, denoise, Notebook(), canvas, cache=PrefixCache())
     assert len(list(denoise(Notebook(), canvas))) == 2

@@ -10,7 +10,8 @@ from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
 
 from refusals import refused
 from sinklab.core.registry import schedules, unmasking_rules
-from sinklab.core.sampling import LowConfidence, Origin, Timed, denoise
+from sinklab.core.sampling import LowConfidence, denoise
+from sinklab.lab.samplers import Origin, Timed
 
 CANVAS = prompts()
 READ = ("threshold", "dynamic", "editing", "factor")

@@ -15,7 +15,8 @@ from plain_decoders import (
 )
 from toy_denoiser import MASK, ROWS, ToyDenoiser, prompts, rows_of
 
-from sinklab.core.sampling import EvenQuota, Timed, denoise
+from sinklab.core.sampling import EvenQuota, denoise
+from sinklab.lab.samplers import Timed
 
 LAB = pytest.mark.ring("lab")
 OF_LAB = [pytest.param(rule, marks=LAB) for rule in ("maskgit_plus", "topk_margin", "entropy")]

@@ -3,7 +3,7 @@ import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser, prompts
 
 from refusals import refused
-from sinklab.core.sampling import Denoiser, Session, denoise, guided, suppressed, text_only
+from sinklab.core.sampling import Denoiser, Session, denoise, guided
 from sinklab.lab.caching import DualCache
 
 CANVAS = prompts([[1, 2, 3], [4]], 6)
@@ -30,10 +30,9 @@ def test_guidance_equals_the_formula_on_dense_logits(scale):
     assert not torch.allclose(mixed_MV, cond_BSV[CANVAS.open_BS], atol=1e-3)
 
 
-def test_wrappers_leave_the_denoisers_own_tensor_alone():
+def test_suppressing_leaves_the_denoisers_own_tensor_alone():
     table_MV = torch.zeros(12, VOCABULARY)
-    suppressed(lambda ids_BS, wanted_BS: table_MV, [3])(CANVAS.ids_BS, CANVAS.open_BS)
-    list(denoise(lambda ids_BS, wanted_BS: table_MV, CANVAS, steps=1))
+    list(denoise(lambda ids_BS, wanted_BS: table_MV, CANVAS, steps=1, suppress_ids=[3]))
     assert torch.equal(table_MV, torch.zeros(12, VOCABULARY))
 
 
@@ -46,19 +45,16 @@ def test_bad_wrappers_are_refused():
         CANVAS.ids_BS,
         CANVAS.open_BS,
     )
-    refused("needs at least one token id", suppressed, toy, [])
-    refused(r"0 to 22, got \[3, 99\]", suppressed(toy, [99, 3]), CANVAS.ids_BS, CANVAS.open_BS)
-    refused("vocabulary must be at least 1", text_only, toy, 0)
+    refused(r"0 to 22, got \[3, 99\]", next, denoise(toy, CANVAS, suppress_ids=[3, 99]))
+    refused("vocabulary must be at least 1", denoise, toy, CANVAS, text_vocabulary=0)
 
 
 def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    few = text_only(toy, 10)
-    assert torch.equal(
-        few(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10]
-    )
-    last = list(denoise(few, CANVAS, steps=3))[-1]
-    assert last.ids_BS[CANVAS.open_BS].max() < 10
+    steps = list(denoise(toy, CANVAS, steps=3, text_vocabulary=10))
+    assert steps[-1].ids_BS[CANVAS.open_BS].max() < 10
+    few_MV = toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10].softmax(-1)
+    torch.testing.assert_close(steps[0].score_M, few_MV.amax(-1), rtol=1e-13, atol=1e-13)
 
 
 class Remembering(Denoiser):
@@ -85,31 +81,20 @@ class Asked(Session):
         return self.denoiser.logits(ids_BS, at)
 
 
-WRAPPERS = {
-    "guided": lambda denoiser: guided(denoiser, 1.5, CANVAS.prompt_BS, MASK),
-    "suppressed": lambda denoiser: suppressed(denoiser, [2, 5]),
-    "text_only": lambda denoiser: text_only(denoiser, 12),
-    "all": lambda denoiser: guided(
-        suppressed(text_only(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_can_remember_if_and_only_if_their_denoiser_can(name):
-    wrap = WRAPPERS[name]
-    refused("begin", wrap(ToyDenoiser(CANVAS.attention_BS)).begin, DualCache())
+def test_guidance_can_remember_if_and_only_if_its_denoiser_can():
+    refused(
+        "begin",
+        guided(ToyDenoiser(CANVAS.attention_BS), 1.5, CANVAS.prompt_BS, MASK).begin,
+        DualCache(),
+    )
     toy = Remembering(CANVAS.attention_BS)
-    wrapped = wrap(toy)
+    wrapped = guided(toy, 1.5, CANVAS.prompt_BS, MASK)
     session = wrapped.begin(DualCache())
     for columns in (None, slice(3, 7), torch.arange(3, 9)):
         ours = session(CANVAS.ids_BS, CANVAS.open_BS, columns)
         assert torch.equal(ours, wrapped(CANVAS.ids_BS, CANVAS.open_BS))
         assert all(one.asked[-1][1] is columns for one in toy.sessions)
-    assert len(toy.sessions) == (2 if name in ("guided", "all") else 1), (
-        "the two calls of guidance remember apart"
-    )
-    if len(toy.sessions) == 2:
-        conditional, hidden = (one.asked[0][0] for one in toy.sessions)
-        assert torch.equal(conditional, CANVAS.ids_BS)
-        assert (hidden[CANVAS.prompt_BS] == MASK).all()
+    assert len(toy.sessions) == 2, "the two calls of guidance remember apart"
+    conditional, hidden = (one.asked[0][0] for one in toy.sessions)
+    assert torch.equal(conditional, CANVAS.ids_BS)
+    assert (hidden[CANVAS.prompt_BS] == MASK).all()

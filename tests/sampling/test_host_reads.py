@@ -12,8 +12,7 @@ from refusals import refusing
 from sinklab.core.attention import context
 from sinklab.core.models import DiffusionLM, DiffusionLMConfig
 from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
-from sinklab.core.sampling import Canvas, Session, denoise
-from sinklab.core.sampling.denoisers import ChangedDenoiser
+from sinklab.core.sampling import Canvas, Denoiser, Session, denoise
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.measures.controls import Sparing
@@ -51,8 +50,11 @@ CANVASES = {
 }
 
 
-class Untold(ChangedDenoiser):
+class Untold(Denoiser):
     """The slow twin: a denoiser that is not told in numbers where its logits are wanted."""
+
+    def __init__(self, denoiser):
+        self.denoiser = denoiser
 
     def logits(self, ids_BS, at):
         return self.denoiser(ids_BS, at.wanted_BS)

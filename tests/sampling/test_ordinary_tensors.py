@@ -5,7 +5,8 @@ import torch
 from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
 
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.sampling import denoise, guided, suppressed, text_only
+from sinklab.core.sampling import denoise, guided
+from sinklab.core.sampling.denoisers import FunctionDenoiser
 
 CANVAS = prompts([[1, 2, 3], [4]], 6)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
@@ -46,7 +47,9 @@ def test_a_rule_that_returns_a_piece_of_the_logits():
 
 def test_changed_denoisers():
     assert_ordinary(
-        guided(suppressed(text_only(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK),
+        guided(FunctionDenoiser(inferring), 1.5, CANVAS.prompt_BS, MASK),
+        suppress_ids=[4],
+        text_vocabulary=19,
         block_length=3,
     )
 

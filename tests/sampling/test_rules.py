@@ -11,12 +11,11 @@ from sinklab.core.sampling import (
     Candidates,
     Canvas,
     LowConfidence,
-    Origin,
     RandomOrder,
-    Timed,
     TokenSampling,
     denoise,
 )
+from sinklab.lab.samplers import Origin, Timed
 
 LAB = pytest.mark.ring("lab")
 

@@ -36,7 +36,6 @@ def test_any_deal_uses_every_step_and_leaves_no_block_out():
 
 def test_counts_that_cannot_be_are_refused():
     refused("steps must be at least 1", commit_counts, 4, 0)
-    refused("cannot be negative, got -2", commit_counts, torch.tensor([3, -2]), 2)
     refused("got 2 steps for 3 blocks", split_steps, [8, 8, 8], 2)
     refused("got 25 steps for 24 positions", split_steps, [8, 8, 8], 25)
 

@@ -12,13 +12,11 @@ from sinklab.core.sampling import (
     DecodingSettings,
     EvenQuota,
     LowConfidence,
-    Timed,
     denoise,
     guided,
-    suppressed,
 )
 from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold
+from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold, Timed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
 
@@ -51,11 +49,6 @@ def decoded(settings, **given):
         ({"rule": "origin", "schedule": "timed:eps=0.1"}, {"schedule": Timed(0.1)}),
         ({"cache": "prefix"}, {"cache": PrefixCache()}),
         ({"cache": "dual:refresh_every=4"}, {"cache": DualCache(4)}),
-        (
-            {"steps": 7, "block_length": 4, "temperature": 0.5},
-            {"steps": 7, "block_length": 4, "temperature": 0.5},
-        ),
-        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {"top_p": 0.9, "top_k": 3}),
     ],
     ids=str,
 )
@@ -90,8 +83,9 @@ def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
         block_length=4,
     )
     plain = denoise(
-        guided(suppressed(toy, [1, 2]), 0.7, CANVAS.prompt_BS, MASK),
+        guided(toy, 0.7, CANVAS.prompt_BS, MASK),
         CANVAS,
+        suppress_ids=[1, 2],
         schedule=Threshold(0.2),
         block_length=4,
         stop_ids=[5, 7],

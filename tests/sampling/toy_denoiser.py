@@ -2,7 +2,7 @@
 
 import torch
 
-from sinklab.core.sampling import Canvas
+from sinklab.core.sampling import Canvas, Denoiser
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 
@@ -34,7 +34,7 @@ def rows_of(canvas, steps):
     ]
 
 
-class ToyDenoiser:
+class ToyDenoiser(Denoiser):
     """Rows do not see one another, padding is seen by nobody and does not shift positions. Keeps
     what it was asked.
     """
@@ -56,6 +56,9 @@ class ToyDenoiser:
             ~attention_BS[:, None], -torch.inf
         )
         return (hidden_BSD + score_BSS.softmax(-1) @ hidden_BSD) @ self.head_DV / 4
+
+    def logits(self, ids_BS, at):
+        return self(ids_BS, at.wanted_BS)
 
     def __call__(self, ids_BS, wanted_BS):
         self.calls.append((ids_BS.clone(), wanted_BS.clone()))

@@ -10,8 +10,9 @@ import torch
 
 from refusals import refused
 from sinklab.core.probing import BlockKeys, TopKeys
-from sinklab.core.sampling import DecodingSettings, Timed
+from sinklab.core.sampling import DecodingSettings
 from sinklab.lab.measures import MaskSinks, Random
+from sinklab.lab.samplers import Timed
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import (
     Question,

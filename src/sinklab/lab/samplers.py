@@ -14,8 +14,14 @@ from torch import Tensor
 from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import schedules, unmasking_rules
-from sinklab.core.sampling.rules import Candidates, ConfidenceRule, FunctionRule, UnmaskingRule
-from sinklab.core.sampling.schedules import Schedule, Turn
+from sinklab.core.sampling.rules import (
+    Candidates,
+    ConfidenceRule,
+    FunctionRule,
+    RandomOrder,
+    UnmaskingRule,
+)
+from sinklab.core.sampling.schedules import Schedule, Turn, split_steps
 from sinklab.core.sampling.tokens import required
 
 
@@ -94,6 +100,57 @@ class PositionalOrder(UnmaskingRule):
         raise ValueError(
             "positional order is drawn before the first step; call start(open_BS, generator) first."
         )
+
+
+@unmasking_rules.register("origin")
+@dataclass(frozen=True)
+class Origin(RandomOrder):
+    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`), by
+    the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
+    """
+
+    measure = "chance"
+    usual_schedule = "timed"
+
+
+@schedules.register("timed")
+@dataclass(frozen=True)
+class Timed(Schedule, Checked):
+    """Commit by a time that runs from 1 to `eps` in equal steps (Dream, SMDM).
+
+    The step from t to s commits floor(n (1 - s/t)) of the n masks that are left, the last step all;
+    a step may commit nothing, and there may be more steps than tokens. Time starts anew in each
+    block. Counts are taken row by row, in float32.
+    """
+
+    eps: float = limited(1e-3, above=0, below=1, remedy="Dream uses 1e-3")
+    """Time of the end (Dream 1e-3, SMDM 1e-5)."""
+    pooled: bool = False
+    """Count and rank over the whole batch, as SMDM's greedy sampler does."""
+
+    name = "timed"
+    allows_surplus_steps = True
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """As many as requested, also more than positions."""
+        if steps is not None:
+            sizes = [steps] * len(sizes)
+        return split_steps(sizes, steps)
+
+    def check_rule(self, rule: UnmaskingRule) -> None:
+        """Any rule, but `Origin` cannot be pooled."""
+        if self.pooled and rule.measure == "chance":
+            raise self.misfit(rule, "decides on every position alone", "leave pooled out")
+
+    def count(self, turn: Turn) -> Tensor:
+        """Counts by the masks that are left, or by the scores of `Origin`."""
+        time_T = torch.linspace(1, self.eps, turn.evaluations + 1, dtype=torch.float32)
+        ratio = time_T[turn.nth + 1] / time_T[turn.nth]
+        if turn.nth == turn.evaluations - 1:
+            ratio = torch.zeros(())
+        if turn.rule.measure == "chance":
+            return (turn.ordered_BS >= ratio).sum(1)
+        return (turn.candidates_BS.sum(1) * (1 - ratio)).long()
 
 
 @dataclass(frozen=True)

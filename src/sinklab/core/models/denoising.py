@@ -25,7 +25,7 @@ from sinklab.core.models.masks import CanvasGeometry, take
 from sinklab.core.models.prefix import KeyValueStore
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Canvas, Places
-from sinklab.core.sampling.denoisers import BlockWork, Cache, Denoiser, Session
+from sinklab.core.sampling.denoisers import Cache, Denoiser, Session
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class ModelDenoiser(Denoiser):
         """A memory for one run over one canvas; without a cache the caller passes ``columns``."""
         own = None
         if cache is not None:
-            own = cache.memory(self)
+            own = cache.session(self)
         return own or ModelSession(self)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
@@ -283,7 +283,7 @@ def _check_inside(columns: slice | Tensor, at: Places) -> None:
 class ModelSession(Session):
     """A model's denoiser with a memory: the keys and values of every column, as last computed.
 
-    A cache with a memory of its own (`Cache.memory`) brings a subclass, which writes `evaluate`.
+    A cache may bring a subclass (`Cache.session`), which writes `evaluate`.
     """
 
     begins_anywhere = False
@@ -294,9 +294,7 @@ class ModelSession(Session):
         self.store: KeyValueStore | None = None
         self._filled: torch.Size | None = None
 
-    def logits(
-        self, ids_BS: Tensor, at: Places, columns: slice | Tensor | BlockWork | None = None
-    ) -> Tensor:
+    def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
         """Logits (M, V) at the wanted positions, inside ``columns``.
 
         Args:
@@ -305,7 +303,7 @@ class ModelSession(Session):
             columns: None computes everything. A slice or sorted column numbers, int64 (W,), run
                 these columns alone, the same in every row: they attend to one another as they are
                 now and to all others as remembered. With shifted logits, the column before each of
-                them runs as well. A ``BlockWork`` is for a cache's own memory.
+                them runs as well.
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if
@@ -313,12 +311,9 @@ class ModelSession(Session):
         """
         filled = self._filled
         self._filled = None
-        is_full = columns is None
-        if isinstance(columns, BlockWork):
-            is_full = columns.is_full
         if filled is None and self.begins_anywhere:
             self.store = None
-        elif not is_full and filled != ids_BS.shape:
+        elif columns is not None and filled != ids_BS.shape:
             fact = "nothing is"
             if filled is not None:
                 fact = f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"

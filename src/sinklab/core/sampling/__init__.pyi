@@ -1,6 +1,5 @@
 from .canvas import Canvas as Canvas
 from .canvas import Places as Places
-from .denoisers import BlockWork as BlockWork
 from .denoisers import Cache as Cache
 from .denoisers import Denoiser as Denoiser
 from .denoisers import DenoisingModel as DenoisingModel
@@ -8,20 +7,16 @@ from .denoisers import Evaluation as Evaluation
 from .denoisers import Session as Session
 from .denoisers import cache_of as cache_of
 from .denoisers import guided as guided
-from .denoisers import suppressed as suppressed
-from .denoisers import text_only as text_only
 from .loop import Step as Step
 from .loop import denoise as denoise
 from .rules import Candidates as Candidates
 from .rules import ConfidenceRule as ConfidenceRule
 from .rules import LeftToRight as LeftToRight
 from .rules import LowConfidence as LowConfidence
-from .rules import Origin as Origin
 from .rules import RandomOrder as RandomOrder
 from .rules import UnmaskingRule as UnmaskingRule
 from .schedules import EvenQuota as EvenQuota
 from .schedules import Schedule as Schedule
-from .schedules import Timed as Timed
 from .schedules import Turn as Turn
 from .schedules import commit_counts as commit_counts
 from .schedules import split_steps as split_steps

@@ -1,8 +1,12 @@
-"""The canvas: token ids, which of them are real, and which are to be filled."""
+"""The canvas: token ids, which of them are real, and which are to be filled.
+
+What decoding needs to know about a batch of texts is checked here once, so that the loop can trust
+it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,32 +15,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.errors import check_count, check_tensor
+from sinklab.core.errors import check_count, check_tensor, token_ids
 
-# B batch rows, P prompt positions, S canvas positions, M wanted positions in row-major order, Q
-# columns of a block
+# B batch rows, P prompt positions, S canvas positions, M wanted positions in row-major order
 
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Start of decoding. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the
-    tensors yourself.
-
-    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding
-    or does not hold `mask_id`, and when nothing is open.
+    """Start of decoding: `Canvas.from_prompts`, `Canvas.infill`, or tensors. Raises ValueError when
+    they disagree in shape or dtype, when an open position is padding or does not hold `mask_id`,
+    and when nothing is open.
     """
 
     ids_BS: Tensor
     """int64 token ids; `mask_id` at every open position."""
     attention_BS: Tensor
-    """bool, False at padding. Hand it to the model when you build the denoiser."""
+    """bool, False at padding."""
     open_BS: Tensor
     """bool, True if a token is to be decoded. A mask that is not open is never filled."""
     mask_id: int
-    """The id of [MASK]."""
     block_BS: Tensor | None = None
-    """int64, number of the decoding block of each open position, from 0 in every row; None counts
-    open positions.
+    """int64, the decoding block of each open position, from 0 in every row, -1 elsewhere; None
+    counts open positions.
     """
 
     def __repr__(self) -> str:
@@ -50,14 +50,9 @@ class Canvas:
         check_tensor(
             "canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows"
         )
+        remedy = "as the ids; convert a 0/1 mask with mask.bool()"
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
-            check_tensor(
-                name,
-                flags_BS,
-                self.ids_BS.shape,
-                "bool",
-                "as the ids; convert a 0/1 mask with mask.bool()",
-            )
+            check_tensor(name, flags_BS, self.ids_BS.shape, "bool", remedy)
         if self.block_BS is not None:
             check_tensor("block_BS", self.block_BS, self.ids_BS.shape, "int64", "as the ids")
         if self.mask_id < 0:
@@ -85,7 +80,7 @@ class Canvas:
 
     @property
     def prompt_BS(self) -> Tensor:
-        """bool (B, S): real positions that are given, not decoded."""
+        """bool, real positions that are not decoded."""
         return self.attention_BS & ~self.open_BS
 
     @property
@@ -97,24 +92,17 @@ class Canvas:
 
     def to(self, device: torch.device | str) -> Canvas:
         """This canvas on another device."""
-        block_BS = self.block_BS
-        if block_BS is not None:
-            block_BS = block_BS.to(device)
-        return replace(
-            self,
-            ids_BS=self.ids_BS.to(device),
-            attention_BS=self.attention_BS.to(device),
-            open_BS=self.open_BS.to(device),
-            block_BS=block_BS,
-        )
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device)
+        return replace(self, **moved)
 
     def counted(self, number_BS: Tensor) -> Canvas:
-        """This canvas with open positions of the same number as a decoding block, each row from its
-        first.
+        """This canvas with open positions of equal number as a decoding block, counted from the
+        first one of each row.
         """
-        first_B1 = (
-            torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
-        )
+        first_B1 = number_BS.masked_fill(~self.open_BS, number_BS.max() + 1).amin(1, keepdim=True)
         block_BS = number_BS - first_B1
         dense_BS = torch.searchsorted(block_BS[self.open_BS].unique(), block_BS.contiguous())
         return replace(self, block_BS=torch.where(self.open_BS, dense_BS, -1))
@@ -135,26 +123,19 @@ class Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
         Args:
-            prompts: lists of token ids of any lengths (padded here on the left), or an integer
-                tensor (B, P) or (P,). A prompt may be empty: then the whole row is decoded.
-            new_tokens: masks appended to every row, at least 1.
-            mask_id: id of [MASK]; not allowed inside a prompt (see `infill`).
-            pad_id: id written at padding; needed only when the prompts' lengths differ.
-            context: the most positions the model can read; None for no limit.
-            attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at
-                real tokens.
-            multiple: pad further, to a multiple of so many columns
-                (`DiffusionLMConfig.block_columns`).
-            closing: ids that stand behind the masks and are not decoded, such as BERT's [SEP].
+            prompts: lists of token ids, padded here on the left, or an integer tensor (B, P) or
+                (P,). A prompt may be empty, and has no masks (see `infill`).
+            pad_id: id written at padding, needed when the lengths differ.
+            context: the most positions the model can read.
+            attention_BP: True or 1 at the real tokens of a tensor.
+            multiple: pad prompts to a multiple of this many columns.
+            closing: ids after the masks that are not decoded, such as BERT's [SEP].
 
         Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on
         the right, a canvas longer than context, and masks in a prompt.
         """
-        check_count(
-            "new_tokens",
-            new_tokens,
-            "leave it out to fill masks in the prompt, or use Canvas.infill",
-        )
+        remedy = "leave it out to fill masks in the prompt, or use Canvas.infill"
+        check_count("new_tokens", new_tokens, remedy)
         if isinstance(prompts, Tensor):
             ids_BP = _token_ids(prompts)
             real_BP = _flags("attention_BP", attention_BP, ids_BP)
@@ -170,9 +151,8 @@ class Canvas:
             )
         else:
             ids_BP, real_BP = left_padded(prompts, pad_id)
-        ids_BP, real_BP = (
-            pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP)
-        )
+        padding = (-ids_BP.shape[1] % multiple, 0)
+        ids_BP, real_BP = pad(ids_BP, padding), pad(real_BP, padding)
         rows, width = ids_BP.shape
         length = width + new_tokens + len(closing)
         if context is not None and length > context:
@@ -186,16 +166,12 @@ class Canvas:
                 f"a prompt must not contain the mask id {mask_id}, which would never be filled; to "
                 "fill masks anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
             )
-        masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
-        real_BN = torch.ones_like(masks_BN, dtype=torch.bool)
-        end_BC = ids_BP.new_tensor([*closing]).expand(rows, -1)
-        real_BC = torch.ones_like(end_BC, dtype=torch.bool)
-        return cls(
-            torch.cat([ids_BP, masks_BN, end_BC], 1),
-            torch.cat([real_BP, real_BN, real_BC], 1),
-            torch.cat([torch.zeros_like(real_BP), real_BN, ~real_BC], 1),
-            mask_id,
-        )
+        after_N = ids_BP.new_tensor([mask_id] * new_tokens + [*closing])
+        ids_BS = torch.cat([ids_BP, after_N.expand(rows, -1)], 1)
+        real_BS = pad(real_BP, (0, len(after_N)), value=True)
+        open_BS = torch.zeros_like(real_BS)
+        open_BS[:, width : width + new_tokens] = True
+        return cls(ids_BS, real_BS, open_BS, mask_id)
 
     @classmethod
     def infill(
@@ -206,10 +182,9 @@ class Canvas:
         attention_BS: Tensor | None = None,
         context: int | None = None,
     ) -> Canvas:
-        """Fill every mask of `ids_BS`, wherever it stands; rows may hold different numbers of
-        masks.
+        """Fill every mask of `ids_BS`; rows may have different numbers of masks.
 
-        Raises ValueError when there is no mask to fill and when the rows are longer than `context`.
+        Raises ValueError when there is no mask to fill and when rows are longer than `context`.
         """
         ids_BS = _token_ids(ids_BS)
         real_BS = _flags("attention_BS", attention_BS, ids_BS)
@@ -222,11 +197,9 @@ class Canvas:
 
 
 def token_rows(what: str, given: Any) -> Tensor:
-    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an
-    empty one is of ids.
+    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one.
 
-    Raises ValueError with the name of the argument for a mapping, for text and for rows of unequal
-    length.
+    Raises ValueError that names the argument for a mapping, text and rows of unequal length.
     """
     if isinstance(given, Mapping):
         raise ValueError(
@@ -259,7 +232,7 @@ def _token_ids(given: Any) -> Tensor:
 
 
 def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
-    """Flags of real tokens, bool (B, S): all True if nothing is given."""
+    """Flags of real tokens, bool (B, S)."""
     if given is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     real_BS = token_rows(name, given).to(ids_BS.device).bool()
@@ -268,10 +241,9 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and flags of real tokens,
-    bool (B, P).
+    """Ids, int64 (B, P), padded on the left, and flags of real tokens, bool (B, P).
 
-    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a
+    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without
     `pad_id`.
     """
     if not len(prompts):
@@ -305,10 +277,8 @@ class Places:
     """bool, the positions."""
     flat_M: Tensor
     """int64, row * S + column of each, ascending."""
-    columns: slice | Tensor | None = None
-    """Columns that may hold one, the same object at every evaluation of a block: a slice, or int64
-    (Q,), ascending; None if nothing is known of them.
-    """
+    columns: slice | None = None
+    """Columns of the decoding block, the same object at all of its evaluations; None if unknown."""
 
     @classmethod
     def of(cls, wanted_BS: Tensor) -> Places:
@@ -318,41 +288,56 @@ class Places:
 
 
 def true_indices(flags: Tensor, count: int) -> Tensor:
-    """Indices of the `count` True values in the flattened tensor, int64 (M,), ascending: `nonzero`
-    without a wait for the device.
+    """Flat indices of the `count` True values, int64 (M,): `nonzero` without a wait for the
+    device.
     """
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
 def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
     """Positions in each block of the fullest row; and the block of every open position, int64 (B,
-    S), -1 elsewhere.
-
-    The block of a position is given by the canvas, else its rank in the row // the first block's
-    size. Raises ValueError for block_length < 1.
+    S), -1 elsewhere. Raises ValueError for block_length < 1.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
-    open_BS = canvas.open_BS
     block_BS = canvas.block_BS
-    if block_BS is not None:
-        sizes = [
-            int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)
-        ]
-        return sizes, block_BS
-    fullest = int(open_BS.sum(1).max())
-    length = min(block_length or fullest, fullest)
-    sizes = [min(length, fullest - start) for start in range(0, fullest, length)]
-    return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
+    if block_BS is None:
+        rank_BS = canvas.open_BS.cumsum(1) - 1
+        block_BS = rank_BS // (block_length or rank_BS.shape[1])
+        block_BS = block_BS.masked_fill(~canvas.open_BS, -1)
+    sizes = [int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)]
+    return sizes, block_BS
 
 
-def block_columns(block_BS: Tensor, count: int) -> list[slice | Tensor]:
-    """Columns that hold a position of each block in some row: a slice, or int64 (Q,), ascending."""
-    found: list[slice | Tensor] = []
-    for number in range(count):
-        held_Q = (block_BS == number).any(0).nonzero()[:, 0]
-        span = slice(int(held_Q[0]), int(held_Q[-1]) + 1)
-        if span.stop - span.start == len(held_Q):
-            found.append(span)
-        else:
-            found.append(held_Q)
-    return found
+class RowEnds:
+    """The rows of a run that are finished, by stop ids. Raises ValueError when none is given, and
+    when [MASK] is one.
+    """
+
+    def __init__(self, stop_ids: Iterable[int] | int, canvas: Canvas) -> None:
+        self.ids = sorted(set(token_ids("stop_ids", stop_ids)))
+        if not self.ids:
+            raise ValueError(
+                "stop_ids needs at least one token id, got none; leave it out to decode every "
+                "position."
+            )
+        if canvas.mask_id in self.ids:
+            raise ValueError(
+                f"[MASK] (id {canvas.mask_id}) is never written, so it cannot be a stop id; use "
+                "end of text."
+            )
+        self._open_BS = canvas.open_BS
+        self._ids = torch.tensor(self.ids, device=canvas.open_BS.device)
+        self.finished_B = torch.zeros_like(canvas.open_BS[:, 0])
+
+    def fill(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids with all open positions to the right of a newly finished row's stop id filled
+        with it; and these positions, bool (B, S).
+        """
+        is_stop_BS = (ids_BS[..., None] == self._ids).any(-1)
+        first_BS = self._open_BS & is_stop_BS & (masked_BS.cumsum(1) == 0)
+        new_B = first_BS.any(1) & ~self.finished_B
+        self.finished_B = self.finished_B | new_B
+        first_B1 = first_BS.long().argmax(1, keepdim=True)
+        right_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device) > first_B1
+        filled_BS = self._open_BS & right_BS & new_B[:, None]
+        return torch.where(filled_BS, ids_BS.gather(1, first_B1), ids_BS), filled_BS

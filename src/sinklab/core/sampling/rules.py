@@ -1,5 +1,7 @@
 """Order in which proposals are committed: every rule gives each candidate a score, and the highest
 go first.
+
+A rule is a function of the candidates, so that published orders differ by a line or two.
 """
 
 from __future__ import annotations
@@ -23,14 +25,13 @@ from sinklab.core.sampling.tokens import TokenSampling, proposals, required, sha
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. Quantities that cost a pass over the vocabulary are
-    computed on first use.
+    """The candidates of one evaluation. Whatever costs a pass over the vocabulary is computed on
+    first use.
     """
 
     logits_MV: Tensor
-    """Logits as the denoiser gave them, [MASK] included."""
+    """Logits as the denoiser gave them, [MASK] included; -inf for suppressed ids."""
     sampling: TokenSampling
-    """Temperature, top-p and top-k."""
     mask_id: int
     """The id that is never proposed."""
     candidates_BS: Tensor
@@ -40,7 +41,7 @@ class Candidates:
     open_BS: Tensor
     """bool, the positions that are written in this run: neither prompt nor padding."""
     generator: torch.Generator | None = None
-    """The one source of randomness, None when the caller gave none."""
+    """The one source of randomness."""
 
     @property
     def exact_MV(self) -> Tensor:
@@ -49,9 +50,7 @@ class Candidates:
 
     @cached_property
     def shaped_MV(self) -> Tensor:
-        """Logits after temperature, top-p and top-k, float32 or better; -inf for a token that was
-        cut.
-        """
+        """Logits after temperature, top-p and top-k, float32 or better."""
         return shaped(self.exact_MV, self.sampling)
 
     @cached_property
@@ -100,18 +99,19 @@ class Candidates:
 
 class UnmaskingRule:
     """A score for every candidate of a step. A subclass writes `__call__`; a plain function of the
-    same signature becomes a rule by `rule_of`.
+    candidates will do as well.
     """
 
     measure: ClassVar[str | None] = None
     """Kind of the scores, so that a schedule that reads them can refuse others:
 
-    - "probability": of the proposal, 0 to 1; "margin": p1 − p2; "entropy": Σ p log p in nats, at
-      most 0. Schedules that compare scores with a threshold take the kinds in their `reads`.
-    - "order": scores that only rank; schedules that compare scores refuse them.
-    - "chance": every position decides alone, by the number drawn; only `Timed` takes it.
-    - None: no schedule refuses the rule, whatever its scores mean.
+    - "probability": of the proposal, 0 to 1; "margin": p1 − p2; "entropy": Σ p log p in nats.
+    - "order": scores that only rank.
+    - "chance": every position decides alone, by the number drawn.
+    - None: no schedule refuses the rule.
     """
+    usual_schedule = "even"
+    """Text of the schedule when none is given."""
     reads_shaped = True
     """Whether top-p and top-k change the scores; if not, they are refused at temperature 0."""
     needs_generator = False
@@ -127,11 +127,11 @@ class UnmaskingRule:
         return self.needs_generator or bool(self.alg_temp)
 
     def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
-        """The rule to use for one run; another one if draws are made in advance."""
+        """The rule for one run; another one if draws are made in advance."""
         return self
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        """Return one score per candidate, float (M,); the highest are committed first."""
+        """One score per candidate, float (M,); the highest are committed first."""
         raise NotImplementedError(f"{self} has no method __call__ of its own; write it")
 
 
@@ -161,7 +161,7 @@ def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> Unma
 
 @dataclass(frozen=True)
 class ConfidenceRule(UnmaskingRule, Checked):
-    """Base of rules by the model's confidence: they have the option `alg_temp`."""
+    """Base of rules by the model's confidence, with the option `alg_temp`."""
 
     alg_temp: float | None = limited(
         None, at_least=0, below=math.inf, remedy="0 takes the best positions"
@@ -173,10 +173,8 @@ class ConfidenceRule(UnmaskingRule, Checked):
 @unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(ConfidenceRule):
-    """Commit the most probable proposals first (LLaDA's `low_confidence` remasking).
-
-    The probability is the softmax probability, taken at temperature 1 and without top-p and top-k,
-    in float32 or better.
+    """Commit the most probable proposals first (LLaDA's `low_confidence` remasking), by the softmax
+    probability at temperature 1, without top-p and top-k.
     """
 
     defer_ids: tuple[int, ...] = limited((), read=token_ids)
@@ -200,10 +198,7 @@ class LowConfidence(ConfidenceRule):
 @unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder(UnmaskingRule):
-    """Commit in an order drawn anew at every step (LLaDA's `random` remasking).
-
-    Needs a generator.
-    """
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking)."""
 
     measure = "order"
     needs_generator = True
@@ -215,18 +210,6 @@ class RandomOrder(UnmaskingRule):
         return draws_M.to(tokens_M.device)
 
 
-@unmasking_rules.register("origin")
-@dataclass(frozen=True)
-class Origin(RandomOrder):
-    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`).
-
-    Needs a generator and the `Timed` schedule, which knows s and t; the score is the uniform number
-    drawn.
-    """
-
-    measure = "chance"
-
-
 @unmasking_rules.register("left_to_right")
 @dataclass(frozen=True)
 class LeftToRight(UnmaskingRule):
@@ -236,3 +219,25 @@ class LeftToRight(UnmaskingRule):
 
     def __call__(self, candidates: Candidates) -> Tensor:
         return -candidates.columns_M.float()
+
+
+def check_numbers(best_M: Tensor, score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
+    """Raises ValueError for a best logit of NaN (if any in its row is) or -inf (if every token is
+    ruled out), and for a score of NaN; infinite scores of both signs, which sum to NaN, are fine.
+    """
+    nan = int(best_M.isnan().sum())
+    if nan:
+        raise ValueError(
+            f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; "
+            "check the weights, the dtype, and rows that attend to nothing."
+        )
+    barred = int((best_M == -torch.inf).sum())
+    if barred:
+        raise ValueError(
+            f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} "
+            "positions have logits of -inf only; suppress fewer tokens."
+        )
+    if score_M.isnan().any():
+        raise ValueError(
+            f"at {step} the rule {rule} gave NaN for a score; look for logits that are infinite"
+        )

@@ -1,12 +1,13 @@
 """All options of decoding in one record: those that the command line takes and a run folder keeps.
 
-torch loads when a method needs it: `--help` reads the fields alone.
+Texts and numbers alone, so that a run folder can hold them and `--help` can read them: torch loads
+when a method needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, token_ids
@@ -17,40 +18,33 @@ if TYPE_CHECKING:
     from sinklab.core.sampling.denoisers import Denoiser
     from sinklab.core.sampling.loop import Step
 
-
-def _denoising(default: Any = None) -> Any:
-    """A field that means something to a model that denoises alone."""
-    return field(default=default, metadata={"denoising": True})
+DENOISING_ONLY = ("rule", "schedule", "cache", "steps", "block_length", "cfg_scale")
+"""Fields that mean nothing to a model that writes token after token."""
 
 
 @dataclass(frozen=True)
 class DecodingSettings(Checked):
-    """Settings of decoding a canvas: texts and numbers alone. `values` turns them into the
-    arguments of `denoise`.
+    """Settings of decoding a canvas.
 
     A rule, schedule or cache is the text of a registered one, with its fields:
-    ``threshold:threshold=0.8``. An object may be given too; its text is kept. Ids may be one int, a
-    list or a tensor; they are kept as tuples. Raises ValueError for ids that are none, and for an
-    object whose class is not registered.
+    ``threshold:threshold=0.8``; of an object its text is kept. Ids may be one int, a list or a
+    tensor; they are kept as tuples. Raises ValueError for ids that are none, and for an object
+    whose class is not registered.
     """
 
-    rule: str = _denoising("low_confidence")
-    """Unmasking rule: which proposed tokens are committed first: low_confidence, maskgit_plus,
-    topk_margin, entropy, random, positional, left_to_right or origin, or a registered one; its
-    fields may follow, as in entropy:alg_temp=0.1 (positions are drawn too) or
-    low_confidence:defer_ids=3+4 (ids committed last).
+    rule: str = "low_confidence"
+    """Unmasking rule: which proposed tokens are committed first. `sinklab list` prints all; fields
+    may follow, as in low_confidence:defer_ids=3+4 (ids committed last).
     """
-    schedule: str | None = _denoising()
-    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or
-    entropy_bound, and dynamic or editing for models that attend in blocks; None is even, but timed
-    for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
-    cache: str = _denoising("none")
-    """KV cache between evaluations: none, prefix or dual, or a registered one; its fields may
-    follow, as in dual:refresh_every=4.
+    schedule: str | None = None
+    """How many tokens are committed at each evaluation: even, timed or another registered one; None
+    is even, but timed for the rule origin. Fields may follow, as in timed:eps=1e-5.
     """
-    steps: int | None = _denoising()
-    """Total number of evaluations, for even, timed and alpha; None commits one token per step."""
-    block_length: int | None = _denoising()
+    cache: str = "none"
+    """KV cache between evaluations: none or a registered one, with its fields."""
+    steps: int | None = None
+    """Total number of evaluations, for schedules that take one; None commits one token per step."""
+    block_length: int | None = None
     """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
     temperature: float = 0.0
     """Sampling temperature; 0 takes the most probable token."""
@@ -60,7 +54,7 @@ class DecodingSettings(Checked):
     """
     top_k: int | None = None
     """Sample from this many of the most probable tokens; None samples from all."""
-    cfg_scale: float = _denoising(0.0)
+    cfg_scale: float = 0.0
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
     """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
@@ -76,60 +70,38 @@ class DecodingSettings(Checked):
     """Random seed; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
-        chosen: tuple[Any, ...] = (self.rule, self.schedule, self.cache)
-        for (kind, registry), value in zip(_REGISTRIES.items(), chosen, strict=True):
+        chosen: tuple[tuple[str, Any, Registry], ...] = (
+            ("rule", self.rule, unmasking_rules),
+            ("schedule", self.schedule, schedules),
+            ("cache", self.cache, caches),
+        )
+        for name, value, registry in chosen:
             if value is not None and not isinstance(value, str):
-                object.__setattr__(self, kind, registry.as_text(registry.parse(value)))
-        given: dict[str, Any] = {
-            "suppress_ids": self.suppress_ids,
-            "stop_ids": self.stop_ids,
-        }
+                object.__setattr__(self, name, registry.as_text(registry.parse(value)))
+        given: dict[str, Any] = {"suppress_ids": self.suppress_ids, "stop_ids": self.stop_ids}
         for name, ids in given.items():
             if ids is None:
                 ids = ()
             object.__setattr__(self, name, token_ids(name, ids))
         super().__post_init__()
 
-    @classmethod
-    def denoising_only(cls) -> tuple[str, ...]:
-        """Fields that mean nothing to a model that writes token after token."""
-        return tuple(one.name for one in fields(DecodingSettings) if one.metadata.get("denoising"))
-
-    def values(
-        self, *, rule: Any = None, schedule: Any = None, cache: Any = None
-    ) -> dict[str, Any]:
-        """The arguments of `denoise` but for the generator and the stop ids, texts parsed.
-
-        Args:
-            rule, schedule, cache: an object or a text, to use in place of the own one.
+    def values(self) -> dict[str, Any]:
+        """The rule, schedule and cache as objects.
 
         Raises ValueError for unknown names (listing the near ones), and for combinations that make
         no sense on any canvas.
         """
         from sinklab.core.sampling.denoisers import cache_of
-        from sinklab.core.sampling.loop import planned
         from sinklab.core.sampling.rules import rule_of
+        from sinklab.core.sampling.schedules import schedule_of
         from sinklab.core.sampling.tokens import TokenSampling
 
-        chosen = {"rule": rule, "schedule": schedule, "cache": cache}
-        for kind, value in chosen.items():
-            if value is None:
-                chosen[kind] = getattr(self, kind)
+        rule = rule_of(self.rule)
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = rule_of(chosen["rule"])
-        plan = planned(rule, chosen["schedule"], sampling)
-        if not plan.fixed:
-            plan.evaluations([], self.steps)
-        return {
-            "rule": rule,
-            "schedule": plan,
-            "cache": cache_of(chosen["cache"]),
-            "steps": self.steps,
-            "block_length": self.block_length,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-        }
+        schedule = schedule_of(self.schedule, rule, sampling)
+        if not schedule.fixed:
+            schedule.evaluations([], self.steps)
+        return {"rule": rule, "schedule": schedule, "cache": cache_of(self.cache)}
 
     def decode(
         self,
@@ -140,22 +112,20 @@ class DecodingSettings(Checked):
         text_vocabulary: int | None = None,
         **chosen: Any,
     ) -> Iterator[Step]:
-        """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the
-        seed sown.
+        """`denoise` with these settings, guided and with the seed sown.
 
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
-            chosen: rule, schedule and cache, as `values` takes them.
+            chosen: a rule, schedule or cache in place of the one set, an object or a text.
 
         Raises ValueError for settings that do not fit together.
         """
         import torch
 
-        from sinklab.core.sampling.denoisers import guided, suppressed, text_only
+        from sinklab.core.sampling.denoisers import guided
         from sinklab.core.sampling.loop import denoise
 
-        values = self.values(**chosen)
         stop_ids = set(self.stop_ids)
         if self.stop_at_eos:
             stop_ids.update(eos_ids)
@@ -168,17 +138,30 @@ class DecodingSettings(Checked):
             raise ValueError(
                 f"a suppressed token cannot end a row, got {sorted(both)} as both; choose one."
             )
-        if self.text_only and text_vocabulary is not None:
-            denoiser = text_only(denoiser, text_vocabulary)
-        if self.suppress_ids:
-            denoiser = suppressed(denoiser, self.suppress_ids)
+        if not self.text_only:
+            text_vocabulary = None
         if self.cfg_scale:
             denoiser = guided(denoiser, self.cfg_scale, canvas.prompt_BS, canvas.mask_id)
         seed = self.seed
         if seed is None:
             seed = int(torch.randint(2**62, ()))
-        generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
-        return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)
-
-
-_REGISTRIES: dict[str, Registry] = {"rule": unmasking_rules, "schedule": schedules, "cache": caches}
+        values: dict[str, Any] = {
+            "rule": self.rule,
+            "schedule": self.schedule,
+            "cache": self.cache,
+        }
+        values |= {name: value for name, value in chosen.items() if value is not None}
+        return denoise(
+            denoiser,
+            canvas,
+            steps=self.steps,
+            block_length=self.block_length,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            generator=torch.Generator(canvas.ids_BS.device).manual_seed(seed),
+            stop_ids=stop_ids or None,
+            suppress_ids=self.suppress_ids,
+            text_vocabulary=text_vocabulary,
+            **values,
+        )

@@ -16,8 +16,9 @@ from sinklab.core.attention.context import decoding
 from sinklab.core.errors import Checked, check_vocabulary, limited
 from sinklab.core.registry import schedules
 from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
-from sinklab.core.sampling.canvas import Places, block_columns
-from sinklab.core.sampling.loop import Run, Step, check_best, check_scores
+from sinklab.core.sampling.canvas import Places
+from sinklab.core.sampling.loop import DenoisingLoop, Step
+from sinklab.core.sampling.rules import check_numbers
 from sinklab.lab.samplers import Threshold
 
 
@@ -171,13 +172,12 @@ class Editing(Threshold):
         """Masks that are filled, by the scores."""
         return (turn.ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
 
-    def loop(self, run: Run) -> Iterator[Step]:
+    def loop(self, run: DenoisingLoop) -> Iterator[Step]:
         """The steps, in place of those of the loop that commits every position once."""
         canvas, mask_id, ends = run.canvas, run.canvas.mask_id, run.ends
         ids_BS = canvas.ids_BS
         nothing_BS = torch.zeros_like(canvas.open_BS)
         ended_B = nothing_BS[:, 0]
-        columns = block_columns(run.block_BS, len(run.limits))
         index = 0
         for block, limit in enumerate(run.limits):
             inside_BS = run.block_BS == block
@@ -191,13 +191,10 @@ class Editing(Threshold):
                 barred_BS = masked_BS if nth < limit else candidates_BS
                 with torch.no_grad(), decoding(run):
                     at = Places.of(candidates_BS)
-                    places = replace(at, columns=columns[block])
-                    logits_MV = run.evaluate(ids_BS, places, block, nth)
-                    candidates = run.candidates(
-                        logits_MV, ids_BS, candidates_BS, len(at.flat_M), step
-                    )
+                    logits_MV = run.evaluate(ids_BS, at, block, nth)
+                    candidates = run.candidates(logits_MV, ids_BS, at, step)
                     if index == 0 and ends is not None:
-                        check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
+                        check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
                     score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)
                     written_BS = ids_BS.masked_scatter(candidates_BS, token_M)
                     when = (nth, limit, masked_BS.sum(1))
@@ -233,7 +230,7 @@ class Editing(Threshold):
 
     def _chosen(
         self,
-        run: Run,
+        run: DenoisingLoop,
         at: Places,
         score_M: Tensor,
         masked_BS: Tensor,
@@ -243,25 +240,24 @@ class Editing(Threshold):
         """Masks to fill and tokens to replace, bool (B, S)."""
         masked_M = masked_BS[at.wanted_BS]
         of_masks_M = score_M.masked_fill(~masked_M, -torch.inf)
-        filled_BS = run.best(of_masks_M, at.flat_M, masked_BS, *when)
+        filled_BS = run.best(of_masks_M, replace(at, wanted_BS=masked_BS), *when)
         is_sure_M = score_M > self.editing_threshold
         sure_BS = torch.zeros_like(masked_BS).masked_scatter(at.wanted_BS, is_sure_M)
         return filled_BS | (sure_BS & differs_BS & ~masked_BS)
 
 
 def _proposed(
-    run: Run, candidates: Candidates, barred_M: Tensor, step: str
+    run: DenoisingLoop, candidates: Candidates, barred_M: Tensor, step: str
 ) -> tuple[Tensor, Tensor]:
     """Scores and tokens (M,) of the candidates; [MASK] is none if it is barred."""
     logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
     # an id beyond the vocabulary bars none
     free = replace(candidates, mask_id=logits_MV.shape[1])
     best_M, token_M = free.drawn
-    check_best(best_M, step)
     score_M = run.rule(free)
     barred_M = barred_M & (token_M == mask_id)
     if bool(barred_M.any()):
         token_M = torch.where(barred_M, candidates.tokens_M, token_M)
         score_M = torch.where(barred_M, run.rule(candidates), score_M)
-    check_scores(score_M, run.rule, step)
+    check_numbers(best_M, score_M, run.rule, step)
     return score_M.clone(), token_M.clone()

@@ -19,7 +19,7 @@ from sinklab.core.models.masks import CanvasGeometry
 from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.registry import caches
 from sinklab.core.sampling.canvas import Places
-from sinklab.core.sampling.denoisers import BlockWork, Cache
+from sinklab.core.sampling.denoisers import Cache
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,11 @@ class CommittedCache(Cache):
 
     is_exact = True
 
-    def columns(self, start: int, stop: int, length: int, nth: int) -> None:
-        """All columns (None): the memory decides which of them run."""
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice:
+        """The block; the session adds what must run with it."""
+        return slice(start, stop)
 
-    def work(self, start: int, stop: int, number: int, nth: int) -> BlockWork:
-        """The block; the first evaluation of a canvas begins a memory."""
-        is_first = number == 0 and nth == 0
-        return BlockWork(slice(start, stop), is_full=is_first)
-
-    def memory(self, denoiser: ModelDenoiser) -> CommittedSession:
+    def session(self, denoiser: ModelDenoiser) -> CommittedSession:
         """Memory for one run over one canvas."""
         return CommittedSession(denoiser)
 
@@ -151,14 +147,14 @@ class CommittedSession(ModelSession):
                 "attention; use 'prefix' or 'dual', or load the model with block_length="
             )
 
-    def evaluate(self, ids_BS: Tensor, at: Places, work: BlockWork) -> Tensor:
+    def evaluate(self, ids_BS: Tensor, at: Places, columns: Any) -> Tensor:
         """The block of attention around the block, and with its first evaluation the one that was
         finished before.
         """
         denoiser, length = self.denoiser, ids_BS.shape[1]
         wanted_BS = at.wanted_BS
         geometry = denoiser.geometry(ids_BS, wanted_BS)
-        if work.is_full or self.store is None:
+        if self.store is None:
             self.store = BlockStore(geometry.sinks, len(denoiser.model.model.layers), length)
             self.last = 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)
@@ -166,7 +162,7 @@ class CommittedSession(ModelSession):
             self.block_BS = masks.blocks(
                 denoiser.model.config, real_BS, length, torch.device("cpu")
             )
-        start, stop = self._around(work.block)
+        start, stop = self._around(columns)
         outputs = denoiser.outputs(at)
         columns, output_index_Q = denoiser.columns_to_run(
             slice(min(self.last, start), stop), outputs

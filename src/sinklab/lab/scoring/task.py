@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
+from sinklab.core.sampling.settings import DENOISING_ONLY
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token
@@ -43,7 +44,7 @@ def check_decoding(
             )
         return
     usual = {one.name: one.default for one in fields(settings)}
-    own = [name for name in settings.denoising_only() if name not in spared]
+    own = [name for name in DENOISING_ONLY if name not in spared]
     surplus = [name for name in own if getattr(settings, name) != usual[name]]
     if surplus:
         raise ValueError(
