@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -55,6 +55,13 @@ def finest(device: torch.device) -> torch.dtype:
     if device.type in NO_FLOAT64:
         return torch.float32
     return torch.float64
+
+
+@cache
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64, copied there once: every such copy waits for a GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 @contextmanager

@@ -337,8 +337,8 @@ class Tap(TorchFunctionMode):
             layer, _ = doubts[flags.index(True)]
             raise ValueError(
                 f"forward {self.forwards}, {layer or 'the model'}: the additive mask could block "
-                "keys or bias them: it falls suddenly to -100 or less and has other values beside "
-                "that and 0; give -inf, or a boolean mask, for what is hidden"
+                "keys or bias them: it falls suddenly to -100 or less; give -inf, or a boolean "
+                "mask, for what is hidden"
             )
 
     def _check_calls(self) -> None:

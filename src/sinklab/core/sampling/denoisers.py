@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import module_of
-from sinklab.core.attention.scores import on_device
+from sinklab.core.attention.context import module_of, on_device
 from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids, unknown
 from sinklab.core.registry import caches, value_of
 from sinklab.core.sampling.canvas import Canvas, Places

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import reads_wait, running_canvas
 from sinklab.core.attention.received import row_logsumexp
-from sinklab.core.attention.scores import allowed, compact
+from sinklab.core.attention.visibility import allowed, compact
 from sinklab.core.errors import Checked, unknown
 from sinklab.core.probing.call import Call, narrowed, real_queries_B1
 from sinklab.core.probing.keys import Doubt, at_once
