@@ -36,9 +36,7 @@ STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 CHUNK = {"cpu": (1 << 20, 256)}
-"""By kind of device, the most scores and the most queries of a chunk: so its rows stay near the
-caches of a CPU.
-"""
+"""By kind of device, the most scores and queries of a chunk: so it stays near a CPU's caches."""
 CHUNK_ELSEWHERE = (1 << 23, 1024)
 """An accelerator wants few launches."""
 NEVER = -1e6
@@ -57,7 +55,7 @@ class Scores:
     chosen: tuple[int, ...]
     """The query heads to compute, in this order: the H axis of every result."""
     lse_BHQ: Tensor | None = None
-    """Log-sum-exp of the rows of every query head in nats, if the attention kernel returned it."""
+    """Log-sum-exp of the rows of every query head, if the attention kernel returned it."""
 
     @classmethod
     def of(
@@ -73,9 +71,8 @@ class Scores:
         """The arguments of `scaled_dot_product_attention` as the model gives them, for some query
         heads or all.
 
-        Keys stay unexpanded under grouped heads; a boolean mask (True = may attend) or an additive
-        one broadcasts to (B, query head, Q, S). Raises ValueError when shapes do not fit, or for a
-        head that is not there.
+        The mask, boolean (True = may attend) or additive, broadcasts to (B, query head, Q, S).
+        Raises ValueError when shapes do not fit, or for a head that is not there.
         """
         q, k = q_BHQD.shape, k_BKSD.shape
         fits = len(q) == len(k) == 4 and q[0] == k[0] and q[3] == k[3] and q[2] and k[2]
@@ -161,9 +158,7 @@ class Rows:
 def softmax_rows(
     scores: Scores, chunk: int | None = None, *, entropy: bool = False
 ) -> Iterator[Rows]:
-    """All rows of the attention map, chunk by chunk; `chunk` queries at a time, or as many as suit
-    the device.
-    """
+    """All rows of the map, `chunk` queries at a time, or as many as suit the device."""
     batch, heads, queries = scores.shape
     device = scores.q_BHQD.device
     keys = scores.k_BKSD.shape[2]
@@ -175,7 +170,7 @@ def softmax_rows(
         mask = of_heads(mask, scores.chosen)
     room, tallest = CHUNK.get(device.type, CHUNK_ELSEWHERE)
     tall = min(queries, chunk or max(32, min(tallest, room // keys)))
-    # short rows of several heads, and then of several batch rows, are one product together
+    # short rows of several heads, then of several batch rows, are one product
     together = max(1, room // (tall * keys))
     wide = min(heads, together)
     deep = min(batch, max(1, together // heads))
@@ -287,7 +282,7 @@ def _in_chunks(
     norms_BKS: Tensor | None,
     chunk: int | None,
 ) -> dict[str, Tensor]:
-    """The pass as a loop over chunks of rows: the reference for every faster one."""
+    """The pass as a loop: the reference for every faster one."""
     batch, heads, queries = scores.shape
     like: dict[str, Any] = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
     if groups is None:
@@ -346,8 +341,7 @@ def row_logsumexp(
 def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Any) -> Tensor:
     """The whole map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs).
 
-    The one function here that is not O(S): name the `heads` to look at. A query that may see no key
-    has a row of zeros.
+    The one function here that is not O(S): name the `heads` to look at.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
     shape = (*scores.shape, scores.k_BKSD.shape[2])
@@ -363,8 +357,7 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
     """L2 norm of every token's value (or key) vector, averaged over heads (arXiv 2601.19657, Eq.
     14-16): (B, S).
 
-    `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the
-    mean over query heads, since each serves as many of them.
+    `per_head=True` leaves out the average (Eq. 15): (B, K, S).
     """
     dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
     norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)

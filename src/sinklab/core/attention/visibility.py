@@ -19,19 +19,13 @@ from torch.nn.functional import pad
 from sinklab.core.attention.context import RunningCanvas
 
 BLOCKED = -1e8
-"""Values below this block a key, as -inf and finfo.min do: models write -1e9, and no bias by
-distance comes near.
-"""
+"""Values below this block a key: models write -1e9, and no bias by distance comes near."""
 LOW = -100.0
-"""Values at most this, to which a mask falls suddenly, could block a key as well: models write -1e4
-and half precision's finfo.min.
-"""
+"""Values at most this, to which a mask falls suddenly, could block a key: models write -1e4."""
 
 
 def compact(mask: Tensor) -> Tensor:
-    """A mask with all four axes, and one row if it is expanded over queries (stride 0): lossless,
-    and costs no S × S pass.
-    """
+    """A mask with all four axes, and one row if it is expanded over queries: lossless."""
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     if mask.stride(2) == 0:
         return mask[:, :, :1]
@@ -39,9 +33,8 @@ def compact(mask: Tensor) -> Tensor:
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """A boolean (True = may attend) or additive mask as a boolean one.
-
-    -inf, finfo.min and below -1e8 mean no; any other number is a bias. See `doubtful`.
+    """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and numbers
+    below -1e8 block, others are biases (but see `doubtful`).
     """
     if mask.dtype == torch.bool:
         return mask
@@ -49,11 +42,8 @@ def allowed(mask: Tensor) -> Tensor:
 
 
 def doubtful(mask: Tensor) -> Tensor:
-    """Whether the biases of an additive mask could be meant to block keys, a flag on its device
-    (nothing waits for it).
-
-    Then they fall by 50 or more from a key to the next, to -100 or less; a bias by distance, such
-    as ALiBi's, goes as far gradually.
+    """Whether biases of an additive mask could be meant to block keys, a flag on its device: from a
+    key to the next they fall by 50 or more, to -100 or less. ALiBi's go as far gradually.
     """
     open_ = allowed(mask)
     low = open_ & (mask <= LOW)
@@ -63,12 +53,11 @@ def doubtful(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Visibility of keys: which queries may see which keys of a call, counted on first use.
+    """Which queries may see which keys of a call, counted on first use.
 
-    Padding never counts: a query whose own key no query may see is padding, and does not count as a
-    viewer. Which key is a query's own follows from the canvas that runs; without one see
-    `first_own`. A row in which that would leave no query at all has its keys elsewhere: there
-    every query counts. Causal masks are top-left aligned, as in torch.
+    A query whose own key no query may see is padding and does not count. Which key is a query's own
+    follows from the canvas that runs; without one see `first_own`. In a row in which that would
+    leave no query at all, every query counts. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -76,11 +65,9 @@ class Visibility:
     """(batch, queries, keys) of the call."""
     is_causal: bool = False
     running: RunningCanvas | None = None
-    """The canvas that was announced for this call; None when none was, or when it does not fit the
-    call.
-    """
+    """The canvas that was announced for this call, if one was and fits it."""
     device: torch.device | None = None
-    """Device of the counts that need no mask; the CPU when left out."""
+    """Device of counts that need no mask."""
 
     @cached_property
     def counted_BQ(self) -> Tensor:
@@ -92,9 +79,7 @@ class Visibility:
 
     @cached_property
     def visible_BHS(self) -> Tensor:
-        """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks
-        are in play.
-        """
+        """Number of real queries that may see each key, int64 (B, 1 or H, S)."""
         return self.seen_by(self.counted_BQ)
 
     @cached_property
@@ -103,10 +88,7 @@ class Visibility:
         return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
-        """Number of these queries, bool (B, Q), that may see each key: int64 (B, 1 or H, S).
-
-        Costs O(Q·S) if a mask differs between queries.
-        """
+        """Number of these queries, bool (B, Q), that may see each key: int64 (B, 1 or H, S)."""
         _, queries, keys = self.shape
         if self.mask is None and self.is_causal:
             return pad(some_BQ.flip(1).cumsum(1).flip(1), (0, keys - queries))[:, None]
@@ -122,9 +104,7 @@ class Visibility:
 
     @cached_property
     def real_BQ(self) -> Tensor | None:
-        """False for padding queries; None: all are real, as far as that is known without waiting
-        for a device.
-        """
+        """False for padding queries; None: all are real, known without waiting for a device."""
         _, queries, keys = self.shape
         if self.mask is None or (self.running is None and queries > keys):
             return None
@@ -149,13 +129,12 @@ class Visibility:
 
     @cached_property
     def first_own(self) -> Tensor | int:
-        """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in
-        a cache that grows.
+        """Key of the first query, without a canvas: the last Q keys are theirs, as in a cache that
+        grows.
 
-        A static cache has room behind them, into which no query sees; under a causal mask no query
-        sees past its own key either, so the farthest that one sees past its number gives their
-        start, as a number on the device of the mask. If several see equally far, the mask is not
-        causal and does not tell.
+        A static cache has room behind them. Under a causal mask the farthest that a query sees past
+        its number gives their start, on the device of the mask; if several see equally far, the
+        mask is not causal and does not tell.
         """
         _, queries, keys = self.shape
         if self.mask is None or queries >= keys:
