@@ -1,4 +1,4 @@
-"""What code that runs attention tells code that watches it, so that neither imports the other.
+"""Context that code that runs attention gives code that watches it: neither imports the other.
 
 Nothing in the arguments of a call says whether it is meant to be seen, which run it belongs to, or
 which canvas is being evaluated; and nothing tells a decoder that skips work that it is watched.

@@ -142,10 +142,10 @@ class Rows:
     """Rows of the attention map, for some batch rows, heads and queries."""
 
     at: tuple[slice, slice, slice]
-    """Which batch rows, selected heads and queries these are."""
+    """Batch rows, selected heads and queries."""
     powers_BHCS: Tensor
-    """exp(score - greatest score of the row), in a buffer that the next rows overwrite. Under a
-    causal mask, without the keys that come after the chunk.
+    """exp(score - greatest score of the row), in a buffer that the next rows overwrite; under a
+    causal mask, of the keys up to the last of these queries alone.
     """
     inverse_BHC: Tensor
     """1 / their sum, which makes weights of them; 0 for a query that may see no key."""
@@ -162,12 +162,6 @@ def softmax_rows(
     batch, heads, queries = scores.shape
     device = scores.q_BHQD.device
     keys = scores.k_BKSD.shape[2]
-    # exp2 is ten times as fast as exp on a CPU: scores are in units of ln 2
-    unit = scores.scale * LOG2E
-    q_BHQD = of_heads(scores.q_BHQD, scores.chosen)
-    mask = scores.mask
-    if mask is not None and mask.shape[1] > 1:
-        mask = of_heads(mask, scores.chosen)
     room, tallest = CHUNK.get(device.type, CHUNK_ELSEWHERE)
     tall = min(queries, chunk or max(32, min(tallest, room // keys)))
     # short rows of several heads, then of several batch rows, are one product
@@ -177,28 +171,11 @@ def softmax_rows(
     # entropy needs scores and powers at once, otherwise these take the place of those
     buffers = torch.empty(1 + entropy, deep * wide * tall * keys, dtype=scores.dtype, device=device)
     for at in product(_slices(batch, deep), _slices(heads, wide), _slices(queries, tall)):
-        batches, some, part = at
-        seen = keys
-        if scores.is_causal:
-            seen = min(keys, part.stop)
-        q_BHCD = q_BHQD[at].to(scores.dtype) * unit
-        key_heads = [head // scores.groups for head in scores.chosen[some]]
-        k_BHSD = of_heads(scores.k_BKSD[batches, :, :seen], key_heads).to(scores.dtype)
-        shape = (*q_BHCD.shape[:3], seen)
-        x_BHCS, powers_BHCS = (
-            buffers[number, : math.prod(shape)].view(shape) for number in (0, -1)
-        )
-        torch.matmul(q_BHCD, k_BHSD.mT, out=x_BHCS)
-        if mask is not None:
-            x_BHCS.add_(_bias(mask, (*at, slice(0, seen)), scores.dtype))
-        if scores.is_causal and seen > part.start:
-            # keys before the chunk are visible to all of it: only its corner needs a mask
-            corner = torch.ones(shape[2], seen - part.start, dtype=torch.bool, device=device)
-            x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
+        x_BHCS = _masked_scores(scores, at, buffers[0])
+        powers_BHCS = buffers[-1, : x_BHCS.numel()].view_as(x_BHCS)
         top_BHC = x_BHCS.amax(-1)
         top_BHC.masked_fill_(top_BHC == -math.inf, 0.0)
-        x_BHCS.sub_(top_BHC.unsqueeze(-1))
-        torch.exp2(x_BHCS, out=powers_BHCS)
+        torch.exp2(x_BHCS.sub_(top_BHC.unsqueeze(-1)), out=powers_BHCS)
         total_BHC = powers_BHCS.sum(-1)
         inverse_BHC = torch.where(total_BHC > 0, 1 / total_BHC, 0.0)
         log_BHC = total_BHC.log2()
@@ -214,11 +191,36 @@ def _slices(total: int, step: int) -> list[slice]:
     return [slice(first, min(first + step, total)) for first in range(0, total, step)]
 
 
-def _bias(mask: Tensor, at: tuple[slice, ...], dtype: torch.dtype) -> Tensor:
-    """The part of a mask as numbers to add to the scores."""
-    for axis, where in enumerate(at):
-        if mask.shape[axis] > 1:
-            mask = mask.narrow(axis, where.start, where.stop - where.start)
+def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor) -> Tensor:
+    """Scores of these rows in a buffer, in units of ln 2: exp2 is faster than exp."""
+    batches, some, part = at
+    keys = scores.k_BKSD.shape[2]
+    if scores.is_causal:
+        keys = min(keys, part.stop)
+    chosen = scores.chosen[some]
+    q_BHCD = of_heads(scores.q_BHQD[batches, :, part], chosen).to(scores.dtype)
+    key_heads = [head // scores.groups for head in chosen]
+    k_BHSD = of_heads(scores.k_BKSD[batches, :, :keys], key_heads).to(scores.dtype)
+    shape = (*q_BHCD.shape[:3], keys)
+    x_BHCS = room[: math.prod(shape)].view(shape)
+    torch.matmul(q_BHCD * (scores.scale * LOG2E), k_BHSD.mT, out=x_BHCS)
+    if scores.mask is not None:
+        mask = scores.mask
+        if mask.shape[1] > 1:
+            mask = of_heads(mask, chosen)
+        for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
+            if mask.shape[axis] > 1:
+                mask = mask.narrow(axis, where.start, where.stop - where.start)
+        x_BHCS.add_(_bias(mask, scores.dtype))
+    if scores.is_causal and keys > part.start:
+        # keys before the chunk are visible to all of it: only its corner needs a mask
+        corner = torch.ones(shape[2], keys - part.start, dtype=torch.bool, device=room.device)
+        x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
+    return x_BHCS
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as numbers to add to scores in units of ln 2."""
     if mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         return zeros.masked_fill_(~mask, -math.inf)

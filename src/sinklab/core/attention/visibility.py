@@ -1,4 +1,4 @@
-"""Which query may see which key, read off the mask of a call.
+"""Visibility: the queries that may see each key, read off the mask of a call.
 
 How much attention a key receives means little without the number of queries that could give it
 any: causal masks, padding and caches make that number differ from key to key. The mask of a call
@@ -53,7 +53,7 @@ def doubtful(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Which queries may see which keys of a call, counted on first use.
+    """Visibility of keys: the queries that may see them, counted on first use.
 
     A query whose own key no query may see is padding and does not count. Which key is a query's own
     follows from the canvas that runs; without one see `first_own`. In a row in which that would
@@ -84,7 +84,7 @@ class Visibility:
 
     @cached_property
     def visible_BS(self) -> Tensor:
-        """The same for the head in which most queries see the key, (B, S)."""
+        """`visible_BHS` in the head in which most queries see the key."""
         return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:

@@ -38,8 +38,9 @@ def widened(array: Any) -> np.ndarray:
     """Numbers of a recording in at least single precision, in numpy; from half precision by its
     bits, in half of numpy's time.
     """
-    if hasattr(array, "detach"):
-        return at_least_single(array, namespace(array)).cpu().numpy()
+    xp = namespace(array)
+    if xp is not np:
+        return at_least_single(array, xp).cpu().numpy()
     array = np.asarray(array)
     if array.dtype != np.float16:
         return at_least_single(array, np)
@@ -392,7 +393,7 @@ def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator
     """
     # A tensor of half precision has no numpy kind if it is bfloat16, so tensors widen whole,
     # arrays slab by slab.
-    own = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    own = np.asarray(received) if namespace(received) is np else widened(received)
     whole = np.array(own, copy=None, ndmin=4)
     like = np.broadcast_to(np.zeros((), np.promote_types(own.dtype, np.float32)), own.shape)
 
