@@ -38,22 +38,21 @@ push a key over the threshold
 
 
 class Rule(Protocol):
-    """Rule for sinks; a registered one (``@rules.register("name")``) has a text, and may be a
-    function: ``def share(received, seen_by, exists, part=0.1)``.
+    """Rule for sinks; a registered one may be a function.
 
-    A rule that is a bound on a_j may have ``threshold(seen_by)``, the column sum to exceed if that
-    many queries (a number, or an array) see the key; figures draw it.
+    A rule that is a bound on a_j may have ``threshold(seen_by)``, the column sum to exceed if so
+    many queries see the key; figures draw it.
     """
 
     def __call__(self, received: Any, seen_by: Any, exists: Any) -> Any:
         """Flags of sinks, boolean (..., key), of the kind given (see `namespace`).
 
         Args:
-            received: (..., key) column sums a_j in single or double precision; an even share is 1.
+            received: (..., key) column sums a_j; an even share is 1.
             seen_by: number of queries that see each key, broadcastable to ``received``; 1e-12 for a
                 key that none sees, so that the mean weight ``received / seen_by`` is defined.
-            exists: (..., key) keys that enough queries see to be judged; elsewhere ``received`` may
-                be anything, and the answer does not count.
+            exists: (..., key) keys to be judged; for others ``received`` may be anything, and the
+                answer does not count.
         """
         ...
 
@@ -124,8 +123,8 @@ class Excess(Checked):
 class Gu(Checked):
     """A sink gets a mean weight above ``weight`` from its queries (Gu et al. 2410.10781, 3.2).
 
-    The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a
-    causal mask, as the paper has it, and all T in a bidirectional model.
+    The mean is over the queries that see the key: T - k + 1 for the k-th of T under a causal mask,
+    as in the paper, and all T in a bidirectional model.
     """
 
     weight: float = limited(0.3, at_least=0, below=1, remedy="it is a mean attention weight")
@@ -151,11 +150,9 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
         received: (..., key) column sums a_j, numpy array or torch tensor.
         rule: an object that is called as `Rule` says, or its text such as "excess:epsilon=5".
         seen_by: number of queries that may see each key, broadcastable to ``received``: of a
-            recording ``recording.array("visible")[:, :, None, None]``; with full attention and
-            neither padding nor added sinks the number of keys. Keys that too few queries see to be
-            judged are never sinks (`is_judgeable`).
-        positions: number of canvas positions, as `even_share` takes it: needed under caches, which
-            let only some queries run.
+            recording ``recording.array("visible")[:, :, None, None]``; the number of keys if all
+            queries see all. Keys that too few see are never sinks (`is_judgeable`).
+        positions: number of canvas positions, as `even_share` takes it: needed under caches.
 
     Raises:
         ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses.
@@ -217,9 +214,9 @@ def even_share(received: Array, seen_by: Any, positions: Any = None) -> tuple[Ar
     1 at every step.
 
     Under a cache only some positions run, and column sums are small for want of queries. Both are
-    multiplied by ``positions`` (broadcastable to ``received`` without its key axis; None: no
-    scaling) over the most queries that see any one key; the mean weight does not change. Half
-    precision is widened. Raises ValueError when the shapes do not fit.
+    multiplied by ``positions`` (broadcastable to ``received`` without its key axis) over the most
+    queries that see any one key. Half precision is widened. Raises ValueError when shapes do not
+    fit.
     """
     xp = namespace(received)
     a = at_least_single(received, xp)
@@ -287,8 +284,8 @@ def even_weight(seen_by: Any) -> Any:
     """e_j (..., key): the weight that a key would get from the queries that see it if each weighed
     its keys alike, the mean of 1 / (keys that the query sees); NaN if no query sees it.
 
-    The counts alone tell it if keys are seen from some query on, as under a causal or block-causal
-    mask, but not a sliding window: the q-th query from the end sees the keys that at least q see.
+    Counts tell it if keys are seen from some query on (a causal or block-causal mask, no sliding
+    window): the q-th query from the end sees the keys that at least q see.
     """
     xp = namespace(seen_by)
     seen = xp.nan_to_num(seen_by)

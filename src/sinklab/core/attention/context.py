@@ -1,7 +1,7 @@
 """Context that code that runs attention gives code that watches it: neither imports the other.
 
-Nothing in the arguments of a call says whether it is meant to be seen, which run it belongs to, or
-which canvas is being evaluated; and nothing tells a decoder that skips work that it is watched.
+The arguments of a call do not say whether it is meant to be seen, or which run and canvas it
+belongs to; and a decoder that skips work has to know whether it is watched.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -71,8 +71,8 @@ def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
     """Hide the attention calls made inside the block from every trace and intervention, except
     those attached to `but_of` or a part of it.
 
-    The pass that computes a sink prefix is no step of the text, and an encoder's pass no step of
-    its decoder: to record or edit them as such would be wrong.
+    The pass that computes a sink prefix is no step of the text, nor an encoder's pass one of its
+    decoder.
     """
     return _during(_OBSERVED, but_of or False)
 
@@ -90,11 +90,11 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
     """Say that the attention calls of a module are read: while the block lasts, it may not leave
     any of them out.
 
-    Holds in every thread, for the module and those inside it and around it; blocks may overlap in
-    any order. `parts`: all its modules, if they are known.
+    Holds in every thread, for the module and those inside it and around it. `parts`: all its
+    modules, if they are known.
     """
     global _blocks
-    # kept until the block ends, so that no other module gets their ids
+    # kept, so that no other module gets their ids
     kept = [*parts, *(part for model in models for part in model.modules())]
     held = frozenset(map(id, kept))
     with _LOCK:
@@ -108,7 +108,7 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
 
 def is_watched(module: nn.Module, times: int = 1) -> bool:
     """Whether so many `watching(…)` blocks are open on this module, its parts, or what it is part
-    of. A decoder that leaves out queries, or module calls that hooks would see, checks this first.
+    of. A decoder that leaves out queries or module calls checks this first.
     """
     # never changed in place: another thread may open a block meanwhile
     blocks = _blocks
@@ -117,7 +117,7 @@ def is_watched(module: nn.Module, times: int = 1) -> bool:
 
 def decoding(run: object) -> AbstractContextManager[None]:
     """Say that the model calls inside the block are made for this run: one sequence or batch, from
-    its first step on. Code that compares successive steps starts afresh with another (by identity).
+    its first step on. Code that compares steps starts afresh with another (by identity).
     """
     return _during(_DECODING, run)
 

@@ -38,7 +38,7 @@ LN2 = math.log(2.0)
 CHUNK = {"cpu": (1 << 20, 256)}
 """By kind of device, the most scores and queries of a chunk: so it stays near a CPU's caches."""
 CHUNK_ELSEWHERE = (1 << 23, 1024)
-"""An accelerator wants few launches."""
+"""On an accelerator, which wants few launches."""
 NEVER = -1e6
 """A finite exponent whose exponential is zero in every precision."""
 
@@ -69,9 +69,8 @@ class Scores:
         lse_BHQ: Tensor | None = None,
     ) -> Scores:
         """The arguments of `scaled_dot_product_attention` as the model gives them, for some query
-        heads or all.
+        heads or all; the mask is boolean (True = may attend) or additive.
 
-        The mask, boolean (True = may attend) or additive, broadcasts to (B, query head, Q, S).
         Raises ValueError when shapes do not fit, or for a head that is not there.
         """
         q, k = q_BHQD.shape, k_BKSD.shape
@@ -164,7 +163,7 @@ def softmax_rows(
     keys = scores.k_BKSD.shape[2]
     room, tallest = CHUNK.get(device.type, CHUNK_ELSEWHERE)
     tall = min(queries, chunk or max(32, min(tallest, room // keys)))
-    # short rows of several heads, then of several batch rows, are one product
+    # short rows of several heads and batch rows are one product
     together = max(1, room // (tall * keys))
     wide = min(heads, together)
     deep = min(batch, max(1, together // heads))
@@ -241,11 +240,11 @@ def attention_statistics(
 
     - "received": attention that every key receives, (B, H, S), which sums to the number of queries.
       With `groups_BGQ` (boolean, or weights per query) the part from each group, (B, G, H, S).
-    - "row_logsumexp": natural logarithm of every query's softmax denominator, (B, H, Q); -inf for a
-      query that may see no key.
+    - "row_logsumexp": logarithm of every query's softmax denominator, (B, H, Q); -inf for a query
+      that may see no key.
     - "row_entropy": -Σ_j A_ij ln A_ij in nats, (B, H, Q); 0 for such a query.
-    - "noop_bound": Σ_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q): upper bound of the norm of
-      the head's output, small where attending approximates doing nothing. Needs `v_BKSD`.
+    - "noop_bound": Σ_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q): bound of the norm of the
+      head's output, small where attending does next to nothing. Needs `v_BKSD`.
 
     H counts the heads that `Scores.of(…, heads=…)` was called for.
 
@@ -300,13 +299,12 @@ def _in_chunks(
         batches, some, part = rows.at
         keys = rows.powers_BHCS.shape[-1]
         if "received" in results:
-            # the sum over queries and the division of each row are one small product
+            # the division of rows and the sum over them are one product
             weight_BHGC = rows.inverse_BHC.unsqueeze(2) * groups[batches, None, :, part]
             sums_BHGS = weight_BHGC @ rows.powers_BHCS
             results["received"][batches, some, :, :keys] += sums_BHGS
         if norms_BHS is not None:
             norms = norms_BHS[batches, some, :keys]
-            # a product of these shapes takes up to nine times as long on a CPU
             bound_BHC = torch.einsum("bhcs,bhs->bhc", rows.powers_BHCS, norms)
             results["noop_bound"][rows.at] = bound_BHC * rows.inverse_BHC
         if "row_logsumexp" in results:

@@ -1,9 +1,9 @@
 """Visibility: the queries that may see each key, read off the mask of a call.
 
-How much attention a key receives means little without the number of queries that could give it
-any: causal masks, padding and caches make that number differ from key to key. The mask of a call
-tells it, as flags or as numbers that are added to the scores. Such numbers block keys or weigh them
-by distance; a mask that could do either is refused, since a guess could be wrong.
+How much a key receives means little without the number of queries that could give it any, which
+causal masks, padding and caches make differ from key to key. The mask of a call tells it, by flags
+or by numbers that are added to the scores. These block keys or weigh them by distance; a mask that
+could do either is refused, since a guess could be wrong.
 """
 
 # B batch, H query heads, Q queries, S keys; an axis of a mask may be 1
@@ -55,9 +55,9 @@ def doubtful(mask: Tensor) -> Tensor:
 class Visibility:
     """Visibility of keys: the queries that may see them, counted on first use.
 
-    A query whose own key no query may see is padding and does not count. Which key is a query's own
-    follows from the canvas that runs; without one see `first_own`. In a row in which that would
-    leave no query at all, every query counts. Causal masks are top-left aligned, as in torch.
+    A query whose own key no query may see is padding and does not count, unless that would leave no
+    query. Its own key follows from the canvas that runs; without one see `first_own`. Causal masks
+    are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -143,7 +143,6 @@ class Visibility:
         if allowed_BHQS.shape[2] != queries:
             return keys - queries
         number_S = torch.arange(1, keys + 1, device=allowed_BHQS.device)
-        # 0 for a query that sees nothing, which says nothing
         last_Q = (allowed_BHQS.any(1).any(0) * number_S).amax(-1)
         past_Q = last_Q - number_S[:queries]
         farthest = last_Q == last_Q.amax()
