@@ -11,7 +11,7 @@ from sinklab.lab.cli import main
 
 
 @rules.register("share")
-def share(received, queries, exists, part=0.1):
+def share(received, seen_by, exists, part=0.1):
     """A key is a sink when it receives more than this part of all the attention of its head."""
     whole = namespace(received).where(exists, received, 0).sum(-1)[..., None]
     return received > part * whole

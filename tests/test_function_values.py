@@ -86,8 +86,8 @@ def test_a_statistic_has_the_axes_and_reads_that_it_was_marked_with():
 
 def test_a_rule_reads_arrays():
     @rules.register("heavy")
-    def heavy(received, queries, exists, weight=0.3):
-        return received > weight * queries
+    def heavy(received, seen_by, exists, weight=0.3):
+        return received > weight * seen_by
 
     received = torch.tensor([[5.0, 1.0, 0.5, 1.5] * 2])
     assert torch.equal(
@@ -156,7 +156,7 @@ def test_options_without_annotation_are_read_by_their_defaults():
 
 def test_too_few_arguments_are_refused_and_commands_stay_functions():
     with pytest.raises(
-        ValueError, match=r"takes received, queries, exists .*, but is lone\(received\)"
+        ValueError, match=r"takes received, seen_by, exists .*, but is lone\(received\)"
     ):
 
         @rules.register("lone")

@@ -20,7 +20,6 @@ from sinklab.core.registry import (
     fast_losses,
     fast_passes,
     fast_path,
-    fast_products,
     fast_sinks,
 )
 from sinklab.extras.fast.decoder import FastDenoiser
@@ -87,7 +86,6 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys,
     with_it = json.loads(capsys.readouterr().out)
     assert without["texts"] == with_it["texts"]
     assert without["score"] == pytest.approx(with_it["score"], rel=1e-9)
-    # a statistic in float32, by two products
     assert without["received"] == pytest.approx(with_it["received"], rel=1e-4)
     assert without["losses"] == pytest.approx(with_it["losses"], rel=1e-9)
     assert (
@@ -102,7 +100,6 @@ def test_every_purpose_has_its_fast_path():
         fast_losses,
         fast_medians,
         fast_passes,
-        fast_products,
         fast_sinks,
     )
     assert [list(paths) for paths in purposes] == [
@@ -111,7 +108,6 @@ def test_every_purpose_has_its_fast_path():
         ["liger", "one_pass"],
         ["selected"],
         ["triton"],
-        ["onednn"],
         ["in_sequence"],
     ]
     assert fast_path(Registry("fast nothing", "absent.folder"), "anything") is None

@@ -30,7 +30,7 @@ RULE = '''
 class Mine:
     """A rule."""
     part: float = 0.1
-    def __call__(self, received, queries, exists):
+    def __call__(self, received, seen_by, exists):
         return '''
 BROKEN = {
     "whole heads": (RULE + "received > received.std()\n", "sink rule mine: FAILS.*other heads"),

@@ -8,7 +8,7 @@ from sink_toys import IDS, logit_model
 from torch.nn import functional as F
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from sinklab.core.attention import row_logsumexp, with_sink_logits
+from sinklab.core.attention import row_logsumexp
 from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from tiny_diffusion import tiny_model
 
@@ -48,6 +48,8 @@ def test_a_logit_sink_is_that_of_gpt_oss(causal):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_log_sum_exp_form_is_the_mask_with_a_bias(count, on_cpu, monkeypatch):
+    from sinklab.extras.fast.attending import with_sink_logits
+
     model = logit_model(count)
     for q, k, v, options, out in calls_of(model, IDS):
         text = k[:, :, count:], v[:, :, count:]

@@ -16,7 +16,7 @@ from probed import IDS
 from torch import Tensor, nn
 
 from refusals import refused, refusing
-from sinklab.core.attention.scores import allowed, doubtful
+from sinklab.core.attention.visibility import allowed, doubtful
 from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
 from tiny_models import Attends, HandWritten, by_itself, llama
 
@@ -27,11 +27,9 @@ def alibi(heads, queries, keys):
     return -(2.0 ** -torch.arange(heads))[:, None, None] * distance_QS.abs().float()
 
 
-@pytest.mark.parametrize(
-    "floor", [-100.0, -1e4, -65504.0, -1e9, -math.inf, torch.finfo(torch.float32).min]
-)
+@pytest.mark.parametrize("floor", [-1e9, -math.inf, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("causal", [False, True])
-def test_masks_of_two_values_hide(floor, causal):
+def test_least_values_hide(floor, causal):
     may = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     may[0, ..., :2] = False
     may = may.tril() if causal else may
@@ -52,7 +50,9 @@ def test_a_graded_bias_hides_nothing():
         assert allowed(same).all() and not doubtful(same)
 
 
-@pytest.mark.parametrize("values", [(0, -1, -1e4), (0, -1e4, -2e4), (3, 0, -65504), (-1, -500)])
+@pytest.mark.parametrize(
+    "values", [(0, -1, -1e4), (0, -1e4, -2e4), (3, 0, -65504), (-1, -500), (0, -1e4), (0, -100)]
+)
 def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
     mask = (
         torch.tensor([values[i % len(values)] for i in range(6)], dtype=torch.float32)
@@ -165,7 +165,7 @@ class Case:
         return map_BHQS.sum(-2), real_BHQS.sum(-2).amax(1)
 
 
-FLOORS = (-math.inf, torch.finfo(torch.float32).min, -1e9, -65504.0, -1e4, -200.0)
+FLOORS = (-math.inf, torch.finfo(torch.float32).min, -1e9)
 
 
 def drawn(seed):

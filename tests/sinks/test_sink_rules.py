@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from refusals import refused
 from shared_data import shared
-from sinklab.core.sinks import Excess, Gu, even_weight, find_sinks, is_defined
+from sinklab.core.sinks import Excess, Gu, even_weight, find_sinks, is_judgeable
 
 
 def one_hot(keys, at=1):
@@ -132,8 +132,8 @@ def test_keys_that_few_queries_see_are_never_sinks():
     visible = np.arange(keys, 0, -1)
     # every query looks at itself alone: the last key has a mean weight of 1, from one row
     a = np.ones(keys)
-    assert is_defined(visible).tolist() == [True] * 41 + [False] * 19
-    assert find_sinks(1.0 * visible, Gu(0.9), visible).tolist() == is_defined(visible).tolist()
+    assert is_judgeable(visible).tolist() == [True] * 41 + [False] * 19
+    assert find_sinks(1.0 * visible, Gu(0.9), visible).tolist() == is_judgeable(visible).tolist()
     assert not find_sinks(a, Excess(), visible).any()
     assert np.isnan(mean_weight(a, visible)[41:]).all() and mean_weight(a, visible)[40] == 1 / 20
     assert main_sink(a, visible) == 40 and main_sink(a) == 0
@@ -141,7 +141,7 @@ def test_keys_that_few_queries_see_are_never_sinks():
     # fewer than eight keys, each seen by another number: none is defined
     assert main_sink(np.ones(7), np.arange(7, 0, -1)) == -1
     # where all are seen by the same queries, however few, all are
-    assert is_defined(np.array([1.0, 1.0, 0.0, np.nan])).tolist() == [True, True, False, False]
+    assert is_judgeable(np.array([1.0, 1.0, 0.0, np.nan])).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])

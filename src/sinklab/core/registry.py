@@ -378,8 +378,6 @@ fast_losses = Registry("fast loss", "fast_losses")
 """Faster losses."""
 fast_passes = Registry("fast pass over scores", "fast_passes")
 """Faster passes over attention scores."""
-fast_products = Registry("fast product", "fast_products")
-"""Faster matrix products."""
 fast_sinks = Registry("fast sink form", "fast_sinks")
 """Faster forms of an added sink."""
 

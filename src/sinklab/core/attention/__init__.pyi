@@ -7,14 +7,11 @@ from .context import running as running
 from .context import running_canvas as running_canvas
 from .context import unobserved as unobserved
 from .context import watching as watching
+from .received import Scores as Scores
 from .received import attention_map as attention_map
 from .received import attention_statistics as attention_statistics
-from .received import noop_bound as noop_bound
 from .received import received_attention as received_attention
-from .received import row_entropy as row_entropy
 from .received import row_logsumexp as row_logsumexp
 from .received import value_norms as value_norms
-from .received import with_sink_logits as with_sink_logits
-from .scores import Scores as Scores
-from .scores import Visibility as Visibility
-from .scores import allowed as allowed
+from .visibility import Visibility as Visibility
+from .visibility import allowed as allowed

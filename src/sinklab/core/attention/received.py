@@ -1,40 +1,231 @@
-"""Statistics of softmax attention that never hold the S x S map: received attention, log-sum-exp,
-entropy, Eq. 20.
+"""Received attention: how much attention each key of a call gets from all queries together.
 
-`attention_statistics` computes any of them in one pass over the scores; the other functions are one
-of them each.
+A row of the attention map says where one query looks. A sink shows down a column, in a_j = Σ_i A_ij
+(arXiv 2510.15731, Eq. 3 without its 1/S). Models never hold the map, whose size is S × S in every
+head, so this file computes it again, a few rows at a time. `softmax_rows` multiplies a chunk of
+queries by the keys, adds the mask and takes the softmax of each row, in a buffer that the next
+chunk overwrites. `attention_statistics` adds these rows up to column sums and reads off whatever
+else is wanted: entropy, log-sum-exp, the bound of Eq. 20. Memory is O(S), and all of them together
+cost one product of queries and keys. Sums are in float32, since half precision would drift by
+percents; the model's tensors and outputs are not touched. On a GPU the kernels of ``extras/fast``
+do the same pass, and this loop is the twin that they are tested against.
 """
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
-# groups, C queries of a chunk, R = B·H of a chunk
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypedDict, Unpack
+# groups, C queries of a chunk
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.chunks import LN2, chunks, exactly
-from sinklab.core.attention.scores import Scores, of_heads
+from sinklab.core.attention.context import on_device
+from sinklab.core.attention.visibility import compact
+from sinklab.core.compat import without_tf32
 from sinklab.core.errors import check_tensor, one_of
 from sinklab.core.registry import fast_passes, fast_path
 
+STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+LOG2E = math.log2(math.e)
+LN2 = math.log(2.0)
+CHUNK = {"cpu": (1 << 20, 256)}
+"""By kind of device, the most scores and queries of a chunk: so it stays near a CPU's caches."""
+CHUNK_ELSEWHERE = (1 << 23, 1024)
+"""On an accelerator, which wants few launches."""
+NEVER = -1e6
+"""A finite exponent whose exponential is zero in every precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Queries, keys, mask and scale of a call. Make one with `Scores.of`."""
+
+    q_BHQD: Tensor
+    k_BKSD: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+    chosen: tuple[int, ...]
+    """The query heads to compute, in this order: the H axis of every result."""
+    lse_BHQ: Tensor | None = None
+    """Log-sum-exp of the rows of every query head, if the attention kernel returned it."""
+
+    @classmethod
+    def of(
+        cls,
+        q_BHQD: Tensor,
+        k_BKSD: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        heads: Sequence[int] | None = None,
+        lse_BHQ: Tensor | None = None,
+    ) -> Scores:
+        """The arguments of `scaled_dot_product_attention` as the model gives them, for some query
+        heads or all; the mask is boolean (True = may attend) or additive.
+
+        Raises ValueError when shapes do not fit, or for a head that is not there.
+        """
+        q, k = q_BHQD.shape, k_BKSD.shape
+        fits = len(q) == len(k) == 4 and q[0] == k[0] and q[3] == k[3] and q[2] and k[2]
+        if not fits or q[1] % k[1]:
+            raise ValueError(
+                "q and k must have four axes (batch, head, position, dim), share batch and head "
+                "dim, have at least one position, and query heads must be a multiple of key heads, "
+                f"got {tuple(q)} and {tuple(k)}: check the order, and add missing axes by unsqueeze"
+            )
+        chosen = tuple(range(q[1]) if heads is None else heads)
+        for head in chosen:
+            if not 0 <= head < q[1]:
+                raise ValueError(
+                    f"query heads are 0 … {q[1] - 1}, got {head}: name heads of this call"
+                )
+        if scale is None:
+            scale = q[3] ** -0.5
+        if mask is not None:
+            mask = compact(mask)
+            whole = (*q[:3], k[2])
+            if any(own not in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
+                raise ValueError(
+                    f"mask must broadcast to (batch, head, query, key) = {whole}, got "
+                    f"{tuple(mask.shape)}"
+                )
+        return cls(q_BHQD.detach(), k_BKSD.detach(), mask, is_causal, scale, chosen, lse_BHQ)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, H, Q) of the selected heads."""
+        return self.q_BHQD.shape[0], len(self.chosen), self.q_BHQD.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 inputs."""
+        return torch.promote_types(self.q_BHQD.dtype, torch.float32)
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share one key head."""
+        return self.q_BHQD.shape[1] // self.k_BKSD.shape[1]
+
+
 Pass = Callable[[Scores, Collection[str], Tensor | None, Tensor | None], dict[str, Tensor]]
-"""Signature of a pass: (scores, names, groups_BGQ, norms_BKS) -> the named results; "received" (B,
-H, G, S).
+"""One pass over the scores: (scores, names, groups_BGQ, norms_BKS) -> the named results; "received"
+is (B, H, G, S).
 """
 
 
-class CallOptions(TypedDict, total=False):
-    """Optional arguments of a call beside queries and keys, as `Scores.of` takes them."""
-
-    mask: Tensor | None
-    is_causal: bool
-    scale: float | None
-    heads: Sequence[int] | None
-    """Query heads to compute, in this order; all when left out."""
+@contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """Run without gradients, autocast or TF32: the numerical setting of all statistics."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), without_tf32(device):
+        yield
 
 
-STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
+    """Some heads of a tensor: a view if they are consecutive."""
+    consecutive = range(heads[0], heads[-1] + 1)
+    if list(heads) == list(consecutive):
+        return x_BHSD[:, consecutive.start : consecutive.stop]
+    return x_BHSD.index_select(1, on_device(tuple(heads), x_BHSD.device))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the attention map, for some batch rows, heads and queries."""
+
+    at: tuple[slice, slice, slice]
+    """Batch rows, selected heads and queries."""
+    powers_BHCS: Tensor
+    """exp(score - greatest score of the row), in a buffer that the next rows overwrite; under a
+    causal mask, of the keys up to the last of these queries alone.
+    """
+    inverse_BHC: Tensor
+    """1 / their sum, which makes weights of them; 0 for a query that may see no key."""
+    lse_BHC: Tensor
+    """Natural logarithm of the softmax denominator; -inf for such a query."""
+    entropy_BHC: Tensor | None
+    """Entropy in nats, 0 for such a query; None unless requested."""
+
+
+def softmax_rows(
+    scores: Scores, chunk: int | None = None, *, entropy: bool = False
+) -> Iterator[Rows]:
+    """All rows of the map, `chunk` queries at a time, or as many as suit the device."""
+    batch, heads, queries = scores.shape
+    device = scores.q_BHQD.device
+    keys = scores.k_BKSD.shape[2]
+    room, tallest = CHUNK.get(device.type, CHUNK_ELSEWHERE)
+    tall = min(queries, chunk or max(32, min(tallest, room // keys)))
+    # short rows of several heads and batch rows are one product
+    together = max(1, room // (tall * keys))
+    wide = min(heads, together)
+    deep = min(batch, max(1, together // heads))
+    # entropy needs scores and powers at once, otherwise these take the place of those
+    buffers = torch.empty(1 + entropy, deep * wide * tall * keys, dtype=scores.dtype, device=device)
+    for at in product(_slices(batch, deep), _slices(heads, wide), _slices(queries, tall)):
+        x_BHCS = _masked_scores(scores, at, buffers[0])
+        powers_BHCS = buffers[-1, : x_BHCS.numel()].view_as(x_BHCS)
+        top_BHC = x_BHCS.amax(-1)
+        top_BHC.masked_fill_(top_BHC == -math.inf, 0.0)
+        torch.exp2(x_BHCS.sub_(top_BHC.unsqueeze(-1)), out=powers_BHCS)
+        total_BHC = powers_BHCS.sum(-1)
+        inverse_BHC = torch.where(total_BHC > 0, 1 / total_BHC, 0.0)
+        log_BHC = total_BHC.log2()
+        entropy_BHC = None
+        if entropy:
+            # -Σ p ln p = ln Z - Σ p x for p = exp(x) / Z; zero times -inf would not be zero
+            mean_BHC = x_BHCS.clamp_min_(NEVER).mul_(powers_BHCS).sum(-1) * inverse_BHC
+            entropy_BHC = (log_BHC - mean_BHC).clamp_min_(0.0) * LN2
+        yield Rows(at, powers_BHCS, inverse_BHC, (log_BHC + top_BHC) * LN2, entropy_BHC)
+
+
+def _slices(total: int, step: int) -> list[slice]:
+    return [slice(first, min(first + step, total)) for first in range(0, total, step)]
+
+
+def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor) -> Tensor:
+    """Scores of these rows in a buffer, in units of ln 2: exp2 is faster than exp."""
+    batches, some, part = at
+    keys = scores.k_BKSD.shape[2]
+    if scores.is_causal:
+        keys = min(keys, part.stop)
+    chosen = scores.chosen[some]
+    q_BHCD = of_heads(scores.q_BHQD[batches, :, part], chosen).to(scores.dtype)
+    key_heads = [head // scores.groups for head in chosen]
+    k_BHSD = of_heads(scores.k_BKSD[batches, :, :keys], key_heads).to(scores.dtype)
+    shape = (*q_BHCD.shape[:3], keys)
+    x_BHCS = room[: math.prod(shape)].view(shape)
+    torch.matmul(q_BHCD * (scores.scale * LOG2E), k_BHSD.mT, out=x_BHCS)
+    if scores.mask is not None:
+        mask = scores.mask
+        if mask.shape[1] > 1:
+            mask = of_heads(mask, chosen)
+        for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
+            if mask.shape[axis] > 1:
+                mask = mask.narrow(axis, where.start, where.stop - where.start)
+        x_BHCS.add_(_bias(mask, scores.dtype))
+    if scores.is_causal and keys > part.start:
+        # keys before the chunk are visible to all of it: only its corner needs a mask
+        corner = torch.ones(shape[2], keys - part.start, dtype=torch.bool, device=room.device)
+        x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
+    return x_BHCS
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as numbers to add to scores in units of ln 2."""
+    if mask.dtype == torch.bool:
+        zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return zeros.masked_fill_(~mask, -math.inf)
+    # finfo.min times log2(e) would be -inf, and a row of finfo.min alone is uniform, not empty
+    bias = (mask.to(dtype) * LOG2E).clamp_min_(torch.finfo(dtype).min / 2)
+    return bias.masked_fill_(mask == -math.inf, -math.inf)
 
 
 def attention_statistics(
@@ -45,11 +236,17 @@ def attention_statistics(
     groups_BGQ: Tensor | None = None,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """Any of "received", "row_entropy", "row_logsumexp" and "noop_bound" in one pass: a second
-    costs little.
+    """Any of `STATISTICS` in one pass: a second costs little.
 
-    Shapes and meanings are those of the functions of these names (`received_attention`); H counts
-    the heads that `Scores.of(…, heads=…)` was called for. `v_BKSD` is needed for the bound.
+    - "received": attention that every key receives, (B, H, S), which sums to the number of queries.
+      With `groups_BGQ` (boolean, or weights per query) the part from each group, (B, G, H, S).
+    - "row_logsumexp": logarithm of every query's softmax denominator, (B, H, Q); -inf for a query
+      that may see no key.
+    - "row_entropy": -Σ_j A_ij ln A_ij in nats, (B, H, Q); 0 for such a query.
+    - "noop_bound": Σ_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q): bound of the norm of the
+      head's output, small where attending does next to nothing. Needs `v_BKSD`.
+
+    H counts the heads that `Scores.of(…, heads=…)` was called for.
 
     Raises ValueError for an unknown name, and when shapes do not fit.
     """
@@ -68,19 +265,14 @@ def attention_statistics(
                 "noop_bound weighs the norms of the values, but none were given: pass v_BKSD"
             )
         norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
-    fused: Pass | None = None
+    run: Pass = partial(_in_chunks, chunk=chunk)
     if chunk is None:
-        fused = fast_path(fast_passes, scores, names)
-    if fused is not None:
-        results = fused(scores, names, groups, norms_BKS)
-    else:
-        with exactly(device):
-            results = _in_chunks(scores, names, groups, norms_BKS, chunk)
+        run = fast_path(fast_passes, scores, names) or run
+    with exactly(device):
+        results = run(scores, names, groups, norms_BKS)
     if "received" in results:
         received = results["received"].transpose(1, 2)
-        if groups is None:
-            received = received[:, 0]
-        results["received"] = received
+        results["received"] = received[:, 0] if groups is None else received
     return results
 
 
@@ -91,7 +283,7 @@ def _in_chunks(
     norms_BKS: Tensor | None,
     chunk: int | None,
 ) -> dict[str, Tensor]:
-    """The pass as a loop over chunks of rows: the reference for every faster one."""
+    """The pass as a loop: the reference for every faster one."""
     batch, heads, queries = scores.shape
     like: dict[str, Any] = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
     if groups is None:
@@ -103,30 +295,22 @@ def _in_chunks(
     norms_BHS = None
     if norms_BKS is not None:
         norms_BHS = of_heads(norms_BKS, [head // scores.groups for head in scores.chosen])
-    for part in chunks(scores, chunk, exponents="row_entropy" in names):
-        rows = (part.batches, part.heads, part.queries)
-        inverse_BHC = part.inverse_BHC
+    for rows in softmax_rows(scores, chunk, entropy="row_entropy" in names):
+        batches, some, part = rows.at
+        keys = rows.powers_BHCS.shape[-1]
         if "received" in results:
-            weight_BHGC = inverse_BHC.unsqueeze(2) * groups[part.batches, None, :, part.queries]
-            # The weighted sum over queries is the normalisation and the column sum in one small
-            # matmul.
-            sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
-            received = results["received"][part.batches, part.heads, :, : part.keys]
-            received += sums_RGS.view(*weight_BHGC.shape[:3], part.keys)
-        if "row_logsumexp" in results:
-            results["row_logsumexp"][rows] = (part.total_BHC.log2() + part.shift_BHC) * LN2
+            # the division of rows and the sum over them are one product
+            weight_BHGC = rows.inverse_BHC.unsqueeze(2) * groups[batches, None, :, part]
+            sums_BHGS = weight_BHGC @ rows.powers_BHCS
+            results["received"][batches, some, :, :keys] += sums_BHGS
         if norms_BHS is not None:
-            norms = norms_BHS[part.batches, part.heads, : part.keys]
-            # matmul of these shapes takes up to nine times as long on a CPU
-            bound_BHC = torch.einsum("bhcs,bhs->bhc", part.weights_BHCS, norms)
-            results["noop_bound"][rows] = bound_BHC * inverse_BHC
-        if part.exponents_BHCS is not None:
-            # -sum p ln p = ln Z - sum p x for p = exp(x) / Z; a row without keys has neither.
-            mean_BHC = part.exponents_BHCS.mul_(part.weights_BHCS).sum(-1) * inverse_BHC
-            entropy_BHC = (part.total_BHC.log2() - mean_BHC) * LN2
-            entropy_BHC = torch.where(part.total_BHC > 0, entropy_BHC, 0.0)
-            results["row_entropy"][rows] = entropy_BHC.clamp_min_(0.0)
-        del part
+            norms = norms_BHS[batches, some, :keys]
+            bound_BHC = torch.einsum("bhcs,bhs->bhc", rows.powers_BHCS, norms)
+            results["noop_bound"][rows.at] = bound_BHC * rows.inverse_BHC
+        if "row_logsumexp" in results:
+            results["row_logsumexp"][rows.at] = rows.lse_BHC
+        if rows.entropy_BHC is not None:
+            results["row_entropy"][rows.at] = rows.entropy_BHC
     return results
 
 
@@ -136,103 +320,47 @@ def received_attention(
     *,
     groups_BGQ: Tensor | None = None,
     chunk: int | None = None,
-    **call: Unpack[CallOptions],
+    **call: Any,
 ) -> Tensor:
-    """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3
-    without its 1/S).
-
-    Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded
-    under grouped heads, boolean mask (True = may attend) or additive mask, both broadcastable to
-    (B, H, Q, S). Without `groups_BGQ` returns (B, H, S), which sums to the number of queries over
-    keys. With it (boolean, or weights per query) returns (B, G, H, S): the part received from each
-    group of queries. float32, float64 for float64 inputs. Memory O(S): a few buffers of `chunk`
-    query rows (None: chosen to stay near the caches of the processor).
-
-    Raises ValueError when shapes do not fit.
+    """Attention that every key receives, (B, H, S) or (B, G, H, S), as in `attention_statistics`;
+    `call`: further arguments of `Scores.of`.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
-    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)[
-        "received"
-    ]
+    found = attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)
+    return found["received"]
 
 
 def row_logsumexp(
-    q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
+    q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Any
 ) -> Tensor:
-    """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that
-    may see no key.
-    """
-    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_logsumexp",), chunk=chunk)[
-        "row_logsumexp"
-    ]
-
-
-def row_entropy(
-    q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
-) -> Tensor:
-    """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that
-    may see no key.
-    """
-    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_entropy",), chunk=chunk)[
-        "row_entropy"
-    ]
-
-
-def noop_bound(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    v_BKSD: Tensor,
-    *,
-    chunk: int | None = None,
-    **call: Unpack[CallOptions],
-) -> Tensor:
-    """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H,
-    Q).
-
-    Small when attention rests on keys of small values, the third argument: attending there
-    approximates doing nothing.
-    """
+    """Log-sum-exp of every query's scores, (B, H, Q), as in `attention_statistics`."""
     scores = Scores.of(q_BHQD, k_BKSD, **call)
-    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
+    return attention_statistics(scores, ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
 
 
-def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -> Tensor:
-    """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64
-    inputs); no gradient.
+def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Any) -> Tensor:
+    """The whole map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs).
 
-    The one function here that is not O(S): name the `heads` to look at. A query that may see no key
-    has a row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
+    The one function here that is not O(S): name the `heads` to look at.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
     shape = (*scores.shape, scores.k_BKSD.shape[2])
     map_BHQS = torch.zeros(shape, dtype=scores.dtype, device=q_BHQD.device)
     with exactly(q_BHQD.device):
-        for part in chunks(scores):
-            weights_BHCS = part.weights_BHCS * part.inverse_BHC.unsqueeze(-1)
-            map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
+        for rows in softmax_rows(scores):
+            weights_BHCS = rows.powers_BHCS * rows.inverse_BHC.unsqueeze(-1)
+            map_BHQS[rows.at][..., : weights_BHCS.shape[-1]] = weights_BHCS
     return map_BHQS
 
 
 def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
-    """L2 norm of every token's value vector, or key vector, averaged over heads (arXiv 2601.19657,
-    Eq. 14-16): (B, S).
+    """L2 norm of every token's value (or key) vector, averaged over heads (arXiv 2601.19657, Eq.
+    14-16): (B, S).
 
-    `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the
-    mean over query heads, since every value head serves the same number of query heads.
+    `per_head=True` leaves out the average (Eq. 15): (B, K, S).
     """
     dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
     norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)
     if per_head:
         return norms_BKS
     return norms_BKS.mean(1)
-
-
-def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:
-    """The attention output as if every row of the softmax had N more terms exp(b), with nothing
-    behind them: exact.
-
-    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse −
-    ln Σ_n exp(b_n)). These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
-    """
-    kept_BHQ = torch.sigmoid(lse_BHQ - logits_HN.to(lse_BHQ).logsumexp(-1)[:, None])
-    return out_BHQD * kept_BHQ.unsqueeze(-1).to(out_BHQD.dtype)

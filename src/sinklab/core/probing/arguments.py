@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinklab.core.attention.context import running_canvas
-from sinklab.core.attention.scores import Visibility
+from sinklab.core.attention.visibility import Visibility
 from sinklab.core.compat import config_value, stated
 from sinklab.core.probing.call import Call
 

@@ -19,8 +19,13 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import running_canvas
-from sinklab.core.attention.received import attention_map, attention_statistics
-from sinklab.core.attention.scores import Scores, Visibility, of_heads
+from sinklab.core.attention.received import (
+    Scores,
+    attention_map,
+    attention_statistics,
+    of_heads,
+)
+from sinklab.core.attention.visibility import Visibility
 from sinklab.core.compat import in_backward
 from sinklab.core.errors import known_fields
 from sinklab.core.probing.keys import as_flags, blocked, highest, last_query, refuse_short

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.attention.context import reads_wait
-from sinklab.core.attention.scores import allowed, compact
+from sinklab.core.attention.visibility import allowed, compact
 
 
 def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import decoding
-from sinklab.core.attention.scores import on_device
+from sinklab.core.attention.context import decoding, on_device
 from sinklab.core.errors import check_count, check_tensor, check_vocabulary, token_ids
 from sinklab.core.sampling.canvas import (
     Canvas,

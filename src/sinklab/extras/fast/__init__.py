@@ -6,6 +6,5 @@ PROVIDES = {
     "fast_losses": "loss",
     "fast_medians": "arithmetic",
     "fast_passes": "score_pass",
-    "fast_products": "arithmetic",
     "fast_sinks": "in_sequence",
 }

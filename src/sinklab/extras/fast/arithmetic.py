@@ -1,8 +1,8 @@
-"""Arithmetic by the fastest exact kernel there is: products of float32 on a CPU (q · kᵀ of one
-head, linear layers), and medians of long rows.
+"""Arithmetic by the fastest exact kernel there is: linear layers of float32 on a CPU, and medians
+of long rows.
 """
 
-# C queries of a chunk, S keys, D head dim; B batch, N magnitudes of a row
+# B batch, N magnitudes of a row
 import platform
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,31 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core.attention.chunks import Product
-from sinklab.core.registry import fast_products
 from sinklab.extras.fast.compat import onednn_linear
 from sinklab.lab.registry import fast_medians
 
-# Below this many scores a head, one batched product over all heads costs less than a call for each.
-WORTHWHILE = 1 << 18
 WORTHWHILE_WEIGHT = 1 << 17  # numbers in a weight
 
 
-def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
-    """A product that beats `torch.bmm` for factors of this dtype; None if there is none.
+def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN if it is the faster one, nothing is to be
+    differentiated, and the weight is worth the half millisecond that oneDNN takes for every new
+    number of rows.
 
     On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which
     torch uses for its compiled linear layers. float32 in and out, no lower precision inside.
-    """
-    if device.type != "cpu" or dtype != torch.float32 or scores_of_a_head < WORTHWHILE:
-        return None
-    return _onednn() if _is_exact() else None
-
-
-def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN if it is the faster one (see
-    `product_for`), nothing is to be differentiated, and the weight is worth the half millisecond
-    that oneDNN takes for every new number of rows.
     """
     product = (
         _onednn() if weight.numel() >= WORTHWHILE_WEIGHT and weight.dtype == torch.float32 else None
@@ -87,28 +75,20 @@ def _onednn() -> Callable[..., Tensor] | None:
     if linear is None:
         return None
 
-    def product(q_CD: Tensor, k_SD: Tensor, bias_S: Tensor | None = None) -> Tensor:
-        """Linear layers too: x in place of q, its weight in place of k."""
-        return linear(q_CD, k_SD, bias_S, "none", [], "")
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias, "none", [], "")
 
     # An operator that torch does not document: it is held to the documented one before it is
     # trusted.
     as_used: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
-    q_CD = torch.linspace(-2, 2, 32 * 8, **as_used).view(32, 8)
-    k_SD = torch.linspace(-1, 3, 40 * 8, **as_used).view(40, 8).flip(0)
+    x = torch.linspace(-2, 2, 32 * 8, **as_used).view(32, 8)
+    weight = torch.linspace(-1, 3, 40 * 8, **as_used).view(40, 8).flip(0)
     with torch.no_grad():
         try:
-            right = torch.allclose(product(q_CD, k_SD), q_CD @ k_SD.T, rtol=1e-5, atol=1e-5)
+            right = torch.allclose(product(x, weight), x @ weight.T, rtol=1e-5, atol=1e-5)
         except (RuntimeError, TypeError, ValueError):
             return None
     return product if right else None
-
-
-@fast_products.register("onednn")
-class OneDNN:
-    """oneDNN's inner product in place of MKL's."""
-
-    serving = staticmethod(product_for)
 
 
 def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:

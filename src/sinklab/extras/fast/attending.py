@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.core.attention.context import reads_wait
-from sinklab.core.attention.received import row_logsumexp, with_sink_logits
+from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.models.masks import take
 from sinklab.core.models.prefix import SinkPrefix
 from sinklab.core.probing.tap import Tap
@@ -229,3 +229,14 @@ def told(tap: Tap) -> Iterator[Heard]:
         raise
     tap.forwards += 1
     tap.flush(complete=True)
+
+
+def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:
+    """The attention output as if every row of the softmax had N more terms exp(b), with nothing
+    behind them: exact.
+
+    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse −
+    ln Σ_n exp(b_n)). These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
+    """
+    kept_BHQ = torch.sigmoid(lse_BHQ - logits_HN.to(lse_BHQ).logsumexp(-1)[:, None])
+    return out_BHQD * kept_BHQ.unsqueeze(-1).to(out_BHQD.dtype)

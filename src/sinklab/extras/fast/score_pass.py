@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core.attention.received import Pass
-from sinklab.core.attention.scores import LOG2E, Scores, on_device
+from sinklab.core.attention.context import on_device
+from sinklab.core.attention.received import LOG2E, Pass, Scores
 from sinklab.core.probing.call import Call
 from sinklab.core.registry import fast_attentions, fast_passes
 from sinklab.extras.fast.compat import attend_with_logsumexp

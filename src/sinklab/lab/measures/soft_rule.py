@@ -5,7 +5,7 @@ from typing import Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import rules
-from sinklab.core.sinks import namespace, only
+from sinklab.core.sinks import namespace, where_exists
 
 
 @rules.register("soft")
@@ -23,17 +23,17 @@ class Soft(Checked):
     least: float = limited(0.5, at_least=0, below=1)
     """The mask from which a key counts as a sink, 0 to 1."""
 
-    def mask(self, received: Any, queries: Any, exists: Any) -> Any:
+    def mask(self, received: Any, seen_by: Any, exists: Any) -> Any:
         """The soft mask itself, 0 to 1, of the shape of ``received``."""
         xp = namespace(received)
-        most = xp.amax(only(exists, received * 0 + queries), -1)[..., None]
-        mass = only(exists, received / queries * most)
+        most = xp.amax(where_exists(exists, received * 0 + seen_by), -1)[..., None]
+        mass = where_exists(exists, received / seen_by * most)
         count = exists.sum(-1)[..., None].clip(1)
         mean = mass.sum(-1)[..., None] / count
-        apart = only(exists, mass - mean)
+        apart = where_exists(exists, mass - mean)
         deviation = ((apart * apart).sum(-1)[..., None] / count) ** 0.5
         return 1 / (1 + xp.exp(-self.alpha * (apart - 2 * deviation)))
 
-    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+    def __call__(self, received: Any, seen_by: Any, exists: Any) -> Any:
         """Flags of keys whose mask is above `least`."""
-        return self.mask(received, queries, exists) > self.least
+        return self.mask(received, seen_by, exists) > self.least

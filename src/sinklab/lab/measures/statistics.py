@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from sinklab.core.attention.received import attention_statistics, value_norms
-from sinklab.core.attention.scores import allowed
+from sinklab.core.attention.visibility import allowed
 from sinklab.core.errors import Checked, limited
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.keys import own_mask

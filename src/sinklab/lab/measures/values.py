@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sinklab.core.attention.scores import allowed
+from sinklab.core.attention.visibility import allowed
 from sinklab.core.probing.call import Call
 from sinklab.core.probing.interventions.removals import Removal
 from sinklab.core.probing.keys import short_mask

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.sinks import STATES, only
+from sinklab.core.sinks import STATES, where_exists
 from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over, overlap, thresholds
 from sinklab.lab.analysis.counts import ratio, spans
 from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
@@ -54,8 +54,8 @@ MOST_BOUNDS = 6_000
 def _weighted(values: Any, weights: Any) -> np.ndarray:
     """(2, ...) the numbers times their weights, and the weights; both 0 if the number is NaN."""
     there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
-    both[1] = only(there, np.broadcast_to(weights, there.shape))
-    np.multiply(only(there, values), both[1], out=both[0])
+    both[1] = where_exists(there, np.broadcast_to(weights, there.shape))
+    np.multiply(where_exists(there, values), both[1], out=both[0])
     return both
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.sinks import only
+from sinklab.core.sinks import where_exists
 from sinklab.lab.analysis.tokens import AGES
 from sinklab.lab.reports.samples import Sample
 from sinklab.lab.reports.sentences import told
@@ -290,7 +290,7 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
     """
     keys, values = [], []
     for slab in sample.slabs():
-        left_TLHK = only(slab.exists, slab.score, -np.inf)[
+        left_TLHK = where_exists(slab.exists, slab.score, -np.inf)[
             -slab.at[0].start % stride :: stride
         ].copy()
         # one after the other is quicker than a partition

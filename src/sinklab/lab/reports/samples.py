@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks import Rule, even_share, is_defined, widened
-from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans
+from sinklab.core.sinks import Rule, even_share, is_judgeable
+from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans, widened
 from sinklab.lab.analysis.movement import Motion, MotionCounter
 from sinklab.lab.analysis.rules import threshold
 from sinklab.lab.analysis.strongest import Strongest, chance_elsewhere, strongest
@@ -268,7 +268,7 @@ class Sample:
         counts_TK, positions_T = self._counts_TK[:, None, None], self.positions_T[:, None, None]
         factor_T = even_share(np.ones_like(counts_TK), counts_TK, positions_T)[0][:, 0, 0, 0]
         for steps, rows_TLHK in self._rows():
-            scaled = even_share(rows_TLHK, counts_TK[steps], positions_T[steps])
+            scaled = even_share(widened(rows_TLHK), counts_TK[steps], positions_T[steps])
             self._check_possible(*scaled)
             yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
 
@@ -323,8 +323,8 @@ class Sample:
 
     @cached_property
     def exists_TK(self) -> np.ndarray:
-        """Whether the key is there, and enough queries see it to be judged (`is_defined`)."""
-        return is_defined(self.visible_TK)
+        """Whether the key is there, and enough queries see it to be judged (`is_judgeable`)."""
+        return is_judgeable(self.visible_TK)
 
     @cached_property
     def reading(self) -> str:

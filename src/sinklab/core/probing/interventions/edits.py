@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.core.attention.scores import of_heads
+from sinklab.core.attention.received import of_heads
 from sinklab.core.errors import Checked, check_tensor, limited
 from sinklab.core.probing.call import Call, Choice, real_queries_B1
 from sinklab.core.probing.dose import MEASURED

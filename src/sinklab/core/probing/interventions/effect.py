@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.received import row_logsumexp
-from sinklab.core.attention.scores import allowed
+from sinklab.core.attention.visibility import allowed
 from sinklab.core.probing.call import Call, real_queries_B1
 from sinklab.core.probing.keys import extended, short_mask
 
