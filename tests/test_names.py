@@ -31,9 +31,9 @@ INSTEAD = {
     "twin": "a control is a control",
 }
 """Word -> what a name says instead."""
+FIELD = re.compile("hidden_(?:states?|size|layers)")
+"""The field's words for what is between layers."""
 ALLOWED = {
-    "hidden_states": "the field's word for the states between layers",
-    "hidden_size": "the field's word for their width",
     "Limits.at_most": "a setting's upper bound, beside at_least",
     "Limits.free": "of a setting: it may differ in a continued run",
     "Dose.held": "a column of logs and run folders: attention that chosen keys held",
@@ -51,13 +51,14 @@ IRREGULAR = {
     *("kept", "known", "left", "lost", "made", "seen", "sent", "shown", "spent", "split", "taken"),
     *("told", "written"),
 }
+VERBS = {"check", "mark", "pad", "set"}
+"""First words of a name that does something to what the last word says."""
 AFTER = {"at", "before", "by", "for", "from", "in", "of"}
 """Words that a participle may stand before at the head of a name: seen_by."""
 STATED = {
     "limited": "says of a field in a class what it is",
     "registered": "the same",
     "_split": "a verb: it splits",
-    "mark_initialized": "a verb: it marks a parameter so",
 }
 """Functions that may be named so, and why."""
 PARTICIPLES = 51
@@ -90,7 +91,7 @@ def other_names(text):
     for line, scope, name in defined(ast.parse(text)):
         if name in ALLOWED or f"{scope}.{name}" in ALLOWED:
             continue
-        for word in WORD.findall(name):
+        for word in WORD.findall(FIELD.sub("", name)):
             if word.lower() in INSTEAD:
                 found.setdefault((scope, name), f"{line}: {name}: {INSTEAD[word.lower()]}")
     return list(found.values())
@@ -99,7 +100,7 @@ def other_names(text):
 def is_participle(name):
     """Whether a function's name says what was done, and not what it does or gives."""
     *_, last = words = name.strip("_").split("_")
-    if words[0] in ("is", "has"):
+    if words[0] in ("is", "has", *VERBS):
         return False
     if last in AFTER:
         last = words[0]
