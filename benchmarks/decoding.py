@@ -39,8 +39,15 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from sinklab.core.attention import context, watching
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Cache, Canvas, Denoiser, Session, denoise
+from sinklab.core.subject import (
+    Cache,
+    Canvas,
+    Denoiser,
+    DiffusionLM,
+    DiffusionLMConfig,
+    Session,
+    denoise,
+)
 from sinklab.extras.fast.decoder import FastDecoder
 from sinklab.lab.caching import DualCache, PrefixCache
 

@@ -24,7 +24,7 @@ import torch
 from measure import RESULTS, write_result
 from transformers import LlamaConfig
 
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.records import open_run

@@ -25,8 +25,7 @@ from measure import interleaved, write_result
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core.models import DiffusionLM
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, DiffusionLM, denoise
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.scoring import LikelihoodSettings, score
 

@@ -37,7 +37,7 @@ from measure import memory_mb, reset_peak, synchronize, write_result
 from steps import Batch, Shape, build, noisy_batch, ours, precision, straightforward
 from torch import Tensor
 
-from sinklab.core.models import DiffusionLM
+from sinklab.core.subject import DiffusionLM
 
 # T tokens, S row, L layers, A attention width, E hidden size, F SwiGLU width, V rows of the head, M
 # masked tokens

@@ -265,7 +265,7 @@ def peak_gb(device: str) -> float:
 
 def step(folder: str, device: str, positions: int) -> dict[str, Any]:
     """Load, and one evaluation plain, traced and masked."""
-    from sinklab.core.probing import intervene, trace
+    from sinklab.core.instrument import intervene, trace
     from sinklab.lab.measures import MaskSinks
 
     lm, found = loaded(folder, device)

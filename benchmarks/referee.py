@@ -43,9 +43,9 @@ from measure import RESULTS, environment
 from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.core.sampling import Canvas, DecodingSettings, Step, UnmaskingRule
+from sinklab.core.subject import Canvas, DecodingSettings, Step, UnmaskingRule
+from sinklab.core.subject.config import DiffusionLMConfig
+from sinklab.core.subject.diffusion_lm import DiffusionLM
 from sinklab.lab.analysis.estimates import LEVEL
 from sinklab.lab.checkpoints.loading import Loaded, load
 from sinklab.lab.scoring.writing import sample_seed

@@ -17,8 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from sinklab.core.diffusion import corrupt, sample_times
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject.diffusion import corrupt, sample_times
 
 # the twin is the tests' own, so that what is timed here is what is compared there
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

@@ -40,7 +40,7 @@ from measure import (
     write_result,
 )
 
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.core.registry import statistics
 from sinklab.lab.studies.trace.study import StudySettings
 

@@ -35,7 +35,7 @@ from steps import (
 from steps import straightforward as straightforward_loss
 from torch import Tensor
 
-from sinklab.core.models import DiffusionLM
+from sinklab.core.subject import DiffusionLM
 from sinklab.extras.fast.loss import chunked_cross_entropy
 
 DTYPES = ("float32", "bfloat16")

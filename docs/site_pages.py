@@ -31,7 +31,7 @@ TAKEN = {
 }
 """page of the site -> file of the repository"""
 MODULES = {
-    "core.diffusion": None,
+    "core.subject.diffusion": None,
     "core.registry": None,
     "core.sinks": None,
     "lab.studies.trace.study": ("StudySettings", "study"),
@@ -55,7 +55,7 @@ def taken() -> dict[str, str]:
 
 def public_names() -> dict[str, dict[str, str]]:
     """Public package or module -> public name -> where it is defined
-    (``sinklab.core.sampling.canvas.Canvas``).
+    (``sinklab.core.subject.canvas.Canvas``).
     """
     found = {}
     for file in sorted(SOURCE.rglob("__init__.pyi")):

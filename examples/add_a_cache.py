@@ -9,7 +9,7 @@ that decides by the attention it sees has a session of its own: see studies/sink
 from dataclasses import dataclass
 
 from sinklab.core.registry import caches
-from sinklab.core.sampling import Cache
+from sinklab.core.subject import Cache
 from sinklab.lab.cli import main
 
 

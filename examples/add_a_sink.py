@@ -4,9 +4,9 @@
 
 import torch
 
-from sinklab.core.models import Sink
-from sinklab.core.models.prefix import per_layer
 from sinklab.core.registry import sinks
+from sinklab.core.subject import Sink
+from sinklab.core.subject.prefix import per_layer
 from sinklab.lab.cli import main
 
 

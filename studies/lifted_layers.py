@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import sinklab
-from sinklab.core.probing import Call, Edit
+from sinklab.core.instrument import Call, Edit
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.checkpoints import from_causal

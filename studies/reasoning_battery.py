@@ -30,7 +30,7 @@ from matplotlib import pyplot as plt
 from scipy.stats import binomtest
 
 from sinklab import BlockKeys, Random, TopKeys, load
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.scoring import Writing, WritingRequest, by_last_query, encode, ended, stop_ids

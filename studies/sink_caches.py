@@ -27,10 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab import BlockKeys, intervene, trace
-from sinklab.core import sampling
-from sinklab.core.probing import Call, Selector
+from sinklab.core.instrument import Call, Selector
 from sinklab.core.registry import caches, selectors
-from sinklab.core.sampling import Evaluation, Places
+from sinklab.core.subject import Denoiser, Evaluation, Places, Session, cache_of
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
@@ -64,7 +63,7 @@ class EvictingCache(ChoosingCache):
     score: str = "nearest"
     """Order of the rest: one of `SCORES`."""
 
-    def session(self, denoiser: Any) -> sampling.Session:
+    def session(self, denoiser: Any) -> Session:
         return EvictingSession(denoiser, self)
 
 
@@ -77,7 +76,7 @@ class SinkRefreshCache(ChoosingCache):
 
     sinks: int = 8
 
-    def session(self, denoiser: Any) -> sampling.Session:
+    def session(self, denoiser: Any) -> Session:
         return RefreshingSession(denoiser, self)
 
 
@@ -93,7 +92,7 @@ class LeftOut(Selector):
         return self.session.left_out(call)
 
 
-class ChoosingSession(sampling.Session):
+class ChoosingSession(Session):
     """Memory of a cache that chooses: it keeps every key, and an edit sees each attention call."""
 
     def __init__(self, denoiser: Any, cache: Any) -> None:
@@ -225,7 +224,7 @@ class RefreshingSession(ChoosingSession):
 
     def __init__(self, denoiser: Any, cache: SinkRefreshCache) -> None:
         super().__init__(denoiser, cache)
-        self.rows: dict[int, tuple[sampling.Session, Tensor]] = {}
+        self.rows: dict[int, tuple[Session, Tensor]] = {}
 
     def logits(self, ids_BS: Tensor, at: Places, columns: Any = None) -> Tensor:
         self.find(at.columns)
@@ -266,7 +265,7 @@ class Policy:
         if self.family == "sink_refresh":
             return SinkRefreshCache(sinks=self.sinks)
         if self.family not in SCORES:
-            return sampling.cache_of(self.family.replace("window", "none"))
+            return cache_of(self.family.replace("window", "none"))
         # chosen at the second evaluation of a block, as Sparse-dLLM does
         how: dict[str, Any] = {"protect": self.protect or "now", "delay": 1}
         return EvictingCache(keep=self.keep, sinks=self.sinks, score=self.family, **how)
@@ -275,7 +274,7 @@ class Policy:
         return SparseDenoiser(model, self) if self.family == "window" else model.denoiser()
 
 
-class SparseDenoiser(sampling.Denoiser):
+class SparseDenoiser(Denoiser):
     """Full recomputation in which every query attends to a share of the keys: the sinks of a clean
     pass (or random columns) first, then the nearest.
     """

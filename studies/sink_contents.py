@@ -27,9 +27,9 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 
 from sinklab import Canvas, Excess, denoise, find_sinks, load, trace
-from sinklab.core.probing import StatesView, Statistic
+from sinklab.core.instrument import StatesView, Statistic
 from sinklab.core.registry import statistics
-from sinklab.core.sampling import Step
+from sinklab.core.subject import Step
 from sinklab.lab.checkpoints import untrained_twins
 from sinklab.lab.data import pack, read_corpus
 from sinklab.lab.scoring import sample_seed

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab import BlockKeys, trace
-from sinklab.core.probing import intervene
+from sinklab.core.instrument import intervene
 from sinklab.lab.data.rows import place_generator
 from sinklab.lab.measures import MaskPositions
 

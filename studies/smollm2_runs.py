@@ -13,7 +13,7 @@ import torch
 from smollm2_measures import masked_at, sight_of, weights_of
 from torch import Tensor
 
-from sinklab.core.probing import BlockKeys, TopKeys
+from sinklab.core.instrument import BlockKeys, TopKeys
 from sinklab.lab.analysis.answers import staying_word
 from sinklab.lab.analysis.estimates import median_over
 from sinklab.lab.analysis.strongest import strongest

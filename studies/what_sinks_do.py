@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab import Canvas, denoise, find_sinks, intervene, trace
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
+from sinklab.core.instrument.edits.block_keys import BlockKeys
+from sinklab.core.instrument.edits.selectors import SinkKeys, TopKeys
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.controls import Others

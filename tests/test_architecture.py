@@ -20,9 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 RINGS = ("core", "lab", "extras")
 EVERYWHERE = {"core.errors", "core.registry"}
 CORE = {
-    *(f"core.{room}" for room in ("attention", "diffusion", "sinks", "sampling", "models")),
-    "core.probing",
-    "core.compat",
+    *(f"core.{room}" for room in ("attention", "sinks", "subject", "instrument", "compat")),
 } | EVERYWHERE
 MAY_IMPORT = {
     # the core: what is read to understand the lab and to extend it
@@ -31,30 +29,26 @@ MAY_IMPORT = {
     "core.registry": {"core.errors"},
     "core.compat": set(),
     "core.attention": EVERYWHERE | {"core.compat"},
-    "core.diffusion": EVERYWHERE,
     "core.sinks": EVERYWHERE,
-    "core.sampling": EVERYWHERE | {"core.attention", "core.diffusion"},
-    "core.models": EVERYWHERE
-    | {"core.attention", "core.diffusion", "core.sampling", "core.compat"},
-    "core.probing": EVERYWHERE | {"core.attention", "core.sinks", "core.compat"},
+    "core.subject": EVERYWHERE | {"core.attention", "core.compat"},
+    "core.instrument": EVERYWHERE | {"core.attention", "core.sinks", "core.compat"},
     # the lab: what is run
     "lab": set(),
     "lab.files": {"core.errors"},
     "lab.records": EVERYWHERE | {"lab.files"},
-    "lab.checkpoints": EVERYWHERE
-    | {"core.attention", "core.models", "core.sampling", "core.compat", "lab.files"},
+    "lab.checkpoints": EVERYWHERE | {"core.attention", "core.subject", "core.compat", "lab.files"},
     "lab.caching": CORE,
-    "lab.eager": EVERYWHERE | {"core.compat", "core.probing"},
-    "lab.added_sinks": EVERYWHERE | {"core.models", "lab.sink_logits"},
-    "lab.sink_logits": {"core.compat", "core.models"},
-    "lab.samplers": EVERYWHERE | {"core.attention", "core.sampling"},
+    "lab.eager": EVERYWHERE | {"core.compat", "core.instrument"},
+    "lab.added_sinks": EVERYWHERE | {"core.subject", "lab.sink_logits"},
+    "lab.sink_logits": {"core.compat", "core.subject"},
+    "lab.samplers": EVERYWHERE | {"core.attention", "core.subject"},
     "lab.analysis": EVERYWHERE | {"core.sinks", "lab.records"},
     "lab.data": CORE | {"lab.files"},
     "lab.training": CORE
     | {"lab.checkpoints", "lab.records", "lab.analysis", "lab.data", "lab.files"},
     "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data", "lab.files"},
     "lab.measures": EVERYWHERE
-    | {"core.attention", "core.probing", "core.sinks", "lab.files", "lab.scoring"},
+    | {"core.attention", "core.instrument", "core.sinks", "lab.files", "lab.scoring"},
     "lab.reports": EVERYWHERE | {"lab.files", "lab.records", "lab.analysis", "core.sinks"},
 }
 MAY_IMPORT["lab.registry"] = {"core.registry"}
@@ -327,13 +321,13 @@ def spelt_out(path):
     [
         (
             "core/sinks/rules.py",
-            "def f():\n    import sinklab.core.models",
-            "core.sinks may not import ['core.models']",
+            "def f():\n    import sinklab.core.subject",
+            "core.sinks may not import ['core.subject']",
         ),
         (
             "core/sinks/rules.py",
-            "from ..models import load",
-            "core.sinks may not import ['core.models']",
+            "from ..subject import load",
+            "core.sinks may not import ['core.subject']",
         ),
         (
             "core/sinks/rules.py",
@@ -375,7 +369,7 @@ def spelt_out(path):
 def test_a_broken_rule_is_seen(tmp_path, file, text, message):
     source = tmp_path / "sinklab"
     tree = {"__init__.py": "__version__ = '0'", "core/__init__.py": "", "lab/__init__.py": ""}
-    tree |= {"core/models/__init__.py": "", "core/sinks/__init__.py": ""}
+    tree |= {"core/subject/__init__.py": "", "core/sinks/__init__.py": ""}
     tree["core/sinks/kinds.py"] = (
         "from sinklab import __version__\nfrom sinklab.core.sinks.rules import f"
     )

@@ -30,7 +30,7 @@ from commands import error_of
 from launched import PATIENCE
 from refusals import refused
 from sinklab.core import registry
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.checkpoints import tokens
 from sinklab.lab.checkpoints.info import describe
 from sinklab.lab.checkpoints.loading import load

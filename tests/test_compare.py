@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import sinklab
 from refusals import refused
-from sinklab.core.probing import BlockKeys, Positions, TopKeys, intervene
+from sinklab.core.instrument import BlockKeys, Positions, TopKeys, intervene
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks
 from sinklab.lab.measures.controls import Sparing
 from sinklab.lab.short_road import LM

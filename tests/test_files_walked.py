@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from launched import ROOT, launch, script
 from sinklab.core import errors
-from sinklab.core.sampling import schedules
+from sinklab.core.subject import schedules
 
 files_walked = script("benchmarks/files_walked")
 
@@ -31,7 +31,7 @@ def test_what_is_entered_is_counted_and_what_comes_after_the_kernel_is_not():
         scaled_dot_product_attention(q_BHQD, q_BHQD, q_BHQD)
         schedules.commit_counts(4, 2)
     entered = {file for file, *_ in walk.functions()}
-    assert "core/sampling/schedules.py" in entered
+    assert "core/subject/schedules.py" in entered
     before = {file for file, *_ in walk.functions(to_kernel=True)}
     assert before == {"core/errors.py"} < entered
 

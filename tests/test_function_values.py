@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sinklab.core.errors import limited
-from sinklab.core.probing import BlockKeys, Selector, intervene, trace
+from sinklab.core.instrument import BlockKeys, Selector, intervene, trace
 from sinklab.core.registry import (
     interventions,
     removals,

@@ -12,7 +12,7 @@ import pytest
 
 from refusals import refused, refusing
 from sinklab.core import errors, registry
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys
 from sinklab.core.registry import Registry, interventions
 from sinklab.core.sinks import Excess
 from sinklab.lab.files import load_plugin

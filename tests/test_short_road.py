@@ -13,10 +13,10 @@ import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.probing import Statistic, intervene
+from sinklab.core.instrument import Statistic, intervene
 from sinklab.core.registry import statistics
-from sinklab.core.sampling import Canvas, denoise
 from sinklab.core.sinks import DEFAULT, Excess, Gu, find_sinks
+from sinklab.core.subject import Canvas, denoise
 from sinklab.lab.analysis import motion
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.checkpoints import Loaded

@@ -61,7 +61,7 @@ def test_the_names_of_the_reference_are_those_of_the_packages(pages):
         "sinklab",
         *(
             f"sinklab.{name}"
-            for name in ("core.probing", "core.sampling", "lab.reports", "lab.studies.curve")
+            for name in ("core.instrument", "core.subject", "lab.reports", "lab.studies.curve")
         ),
     }
     assert rooms <= set(found)

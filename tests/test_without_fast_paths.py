@@ -36,8 +36,8 @@ import json
 import torch
 from transformers import LlamaConfig
 from sinklab.core.attention import received_attention
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import Canvas, denoise
 
 backbone = LlamaConfig(vocab_size=41, hidden_size=32, intermediate_size=48,
                        num_hidden_layers=2, num_attention_heads=4,

@@ -25,7 +25,7 @@ import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.sampling import Canvas
+from sinklab.core.subject import Canvas
 from sinklab.lab.checkpoints.controls import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
 from sinklab.lab.scoring.prompts import in_chat

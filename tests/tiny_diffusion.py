@@ -7,7 +7,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig
 
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from tiny_models import SIZES
 
 TEXT = (

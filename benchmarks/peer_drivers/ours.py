@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
 
 

@@ -1,17 +1,17 @@
 __version__: str
 
-from .core.models.config import DiffusionLMConfig as DiffusionLMConfig
-from .core.models.diffusion_lm import DiffusionLM as DiffusionLM
-from .core.probing.intervention import intervene as intervene
-from .core.probing.interventions.block_keys import BlockKeys as BlockKeys
-from .core.probing.interventions.selectors import From as From
-from .core.probing.interventions.selectors import SinkKeys as SinkKeys
-from .core.probing.interventions.selectors import TopKeys as TopKeys
-from .core.probing.tracing import trace as trace
-from .core.sampling.canvas import Canvas as Canvas
-from .core.sampling.loop import denoise as denoise
+from .core.instrument.edits.block_keys import BlockKeys as BlockKeys
+from .core.instrument.edits.intervention import intervene as intervene
+from .core.instrument.edits.selectors import From as From
+from .core.instrument.edits.selectors import SinkKeys as SinkKeys
+from .core.instrument.edits.selectors import TopKeys as TopKeys
+from .core.instrument.tracing import trace as trace
 from .core.sinks import Excess as Excess
 from .core.sinks import find_sinks as find_sinks
+from .core.subject.canvas import Canvas as Canvas
+from .core.subject.config import DiffusionLMConfig as DiffusionLMConfig
+from .core.subject.diffusion_lm import DiffusionLM as DiffusionLM
+from .core.subject.loop import denoise as denoise
 from .lab.measures.controls import EqualMass as EqualMass
 from .lab.measures.controls import Random as Random
 from .lab.measures.positions import LoneRows as LoneRows

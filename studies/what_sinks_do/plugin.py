@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sinklab import BlockKeys, intervene
-from sinklab.core.probing import Call, Listener, Removal
-from sinklab.core.probing.intervention import InterventionLog
-from sinklab.core.probing.interventions.edits import Edit
+from sinklab.core.instrument import Call, Listener, Removal
+from sinklab.core.instrument.edits.edit import Edit
+from sinklab.core.instrument.edits.intervention import InterventionLog
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.measures.values import ValueRemoval, other_keys, reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler

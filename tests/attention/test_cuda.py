@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused, fused_pass
 

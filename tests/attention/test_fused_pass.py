@@ -16,8 +16,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from sinklab.core.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.core.probing import intervene, routes, trace
-from sinklab.core.probing.arguments import read_call
+from sinklab.core.instrument import intervene, routes, trace
+from sinklab.core.instrument.arguments import read_call
 from sinklab.extras.fast import compat, score_pass
 from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused

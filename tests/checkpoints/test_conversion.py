@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused, refusing
-from sinklab.core.models import DiffusionLM
+from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import from_causal, load
 from tiny_diffusion import save_tiny
 

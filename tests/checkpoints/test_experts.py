@@ -14,8 +14,8 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen
 
 import published_toys as toys
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import describe, load, untrained_twins
 from sinklab.lab.measures import MaskSinks
 from tiny_models import SIZES

@@ -8,8 +8,8 @@ import torch
 import sinklab
 from published_toys import edit
 from refusals import refused
-from sinklab.core.models import DiffusionLM
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
+from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import describe, untrained_twins
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import weights_hash

@@ -11,7 +11,7 @@ import torch
 
 from sinklab import load, trace
 from sinklab.core import compat
-from sinklab.core.probing import intervene
+from sinklab.core.instrument import intervene
 from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import save_tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import untrained_twins
 from sinklab.lab.checkpoints.controls import initialised
 from sinklab.lab.records.storage import weights_hash

@@ -13,14 +13,14 @@ HEAD = """
 from dataclasses import dataclass, replace
 import numpy as np
 import torch
-from sinklab.core.models import Sink
-from sinklab.core.models.prefix import per_layer
-from sinklab.core.probing import Edit, Selector, Statistic
+from sinklab.core.subject import Sink
+from sinklab.core.subject.prefix import per_layer
+from sinklab.core.instrument import Edit, Selector, Statistic
 from sinklab.core.registry import *
 from sinklab.core.registry import (
     caches, interventions, rules, schedules, selectors, sinks, statistics, unmasking_rules
 )
-from sinklab.core.sampling import Cache, UnmaskingRule
+from sinklab.core.subject import Cache, UnmaskingRule
 from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 """

@@ -19,7 +19,7 @@ from conformance.values import refusal, tiny_model
 from masked_twin import masked_form
 from sinklab.core.attention.context import watching
 from sinklab.core.compat import stated
-from sinklab.core.probing.tracing import trace
+from sinklab.core.instrument.tracing import trace
 from sinklab.core.registry import caches, sinks
 from sinklab.lab.checkpoints import attach_sink, describe, load, save_sink
 from sinklab.lab.checkpoints import families as readers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.received import attention_statistics
-from sinklab.core.probing import (
+from sinklab.core.instrument import (
     BlockKeys,
     Intervention,
     InterventionLog,
@@ -22,8 +22,8 @@ from sinklab.core.probing import (
     trace,
 )
 from sinklab.core.registry import interventions, rules, statistics
-from sinklab.core.sampling.canvas import Canvas
 from sinklab.core.sinks import Rule, find_sinks
+from sinklab.core.subject.canvas import Canvas
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checks import check_text
 from sinklab.lab.scoring.hidden_states import state_records
@@ -277,7 +277,7 @@ def _traced(
 ) -> tuple[Tensor, Recording]:
     small = partial(attention_statistics, chunk=chunk)
     patch = (
-        mock.patch("sinklab.core.probing.call.attention_statistics", small)
+        mock.patch("sinklab.core.instrument.call.attention_statistics", small)
         if chunk
         else nullcontext()
     )

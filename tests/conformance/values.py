@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:

@@ -32,7 +32,7 @@ from sinklab import (
     TopKeys,
     intervene,
 )
-from sinklab.core.probing import Positions
+from sinklab.core.instrument import Positions
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures.controls import Others, Sparing
@@ -216,7 +216,7 @@ def save_values(model: DiffusionLM, file: Path) -> None:
 
 def steps_of(model: DiffusionLM, canvas: Canvas, how: dict[str, Any]) -> Iterator[Any]:
     """Steps of decoding a canvas: the one place to adapt to another one."""
-    from sinklab.core.sampling import DecodingSettings
+    from sinklab.core.subject import DecodingSettings
 
     return model.denoise(canvas, DecodingSettings(seed=0, **how))
 

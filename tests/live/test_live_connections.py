@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from launched import PATIENCE
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.extras.live import LiveText, connections, server
 from sinklab.extras.live.server import Live, server_for
 from sinklab.lab.checkpoints import load

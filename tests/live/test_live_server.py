@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from launched import PATIENCE
 from refusals import refused
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.extras.live import LiveText
 from sinklab.extras.live.server import LONGEST, Guard, Live, parsed
 from sinklab.lab.checkpoints import load

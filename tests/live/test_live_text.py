@@ -12,7 +12,7 @@ import torch
 
 import published_toys
 from refusals import refused
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.extras.live import LiveText
 from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_loaded

@@ -12,11 +12,11 @@ from numpy.testing import assert_allclose
 from conformance.probing import check_intervention, check_rule, check_statistic
 from refusals import refused, refusing
 from sinklab import find_sinks, intervene, trace
-from sinklab.core.probing import Listener
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.selectors import SinkKeys, TopKeys
-from sinklab.core.probing.routes import tapped
-from sinklab.core.probing.statistics import StatesView
+from sinklab.core.instrument import Listener
+from sinklab.core.instrument.edits.block_keys import BlockKeys
+from sinklab.core.instrument.edits.selectors import SinkKeys, TopKeys
+from sinklab.core.instrument.routes import tapped
+from sinklab.core.instrument.statistics import StatesView
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.controls import Others

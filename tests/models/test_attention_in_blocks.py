@@ -8,8 +8,8 @@ from test_diffusion_lm import assert_same_gradients, gradients
 from torch.testing import assert_close
 
 from refusals import refused
-from sinklab.core.probing import trace
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.instrument import trace
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.scoring.writing import WritingRequest, canvas_of
 from tiny_diffusion import tiny_loaded
 from tiny_diffusion import tiny_model as tiny_lm

@@ -7,8 +7,8 @@ import torch
 
 from conformance.values import MASK_ID, tiny_model
 from refusals import refused
-from sinklab.core.probing import trace
-from sinklab.core.sampling import Canvas, DecodingSettings, denoise
+from sinklab.core.instrument import trace
+from sinklab.core.subject import Canvas, DecodingSettings, denoise
 from sinklab.extras.zoo.decoding import Dynamic, Editing
 from sinklab.lab.scoring.writing import Writing, WritingRequest
 from tiny_diffusion import tiny_loaded

@@ -12,8 +12,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from refusals import refused
 from sinklab.core.attention import watching
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.sampling import Canvas, EvenQuota, denoise, guided
+from sinklab.core.subject import Canvas, DiffusionLM, DiffusionLMConfig, EvenQuota, denoise, guided
 from sinklab.extras.fast import arithmetic
 from sinklab.extras.fast import decoder as fast
 from sinklab.lab.caching import DualCache, PrefixCache

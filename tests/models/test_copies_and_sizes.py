@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.models.head import Head
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject.head import Head
 from tiny_diffusion import tiny_backbone, tiny_model
 from tiny_models import checkpointed
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from masked_twin import masked_form
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from tiny_models import SIZES, checkpointed
 
 VOCAB, MASK = 61, 60

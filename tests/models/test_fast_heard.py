@@ -8,9 +8,9 @@ from test_cached_decoding import MASK, VARIANTS, build
 from torch.testing import assert_close
 
 from sinklab.core.attention import watching
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
 from sinklab.core.registry import statistics
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast import decoder
 from sinklab.lab.measures import MaskSinks
 

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.training import train
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 from tiny_training import tiny_settings, uneven_documents

@@ -6,7 +6,7 @@ import torch
 from transformers import TextDiffusionStreamer
 
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.samplers import Entropy, EntropyBound, Factor
 from tiny_diffusion import tiny_model, tiny_tokenizer
 

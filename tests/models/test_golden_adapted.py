@@ -12,8 +12,8 @@ from test_golden_blocks import by_noise, noises
 
 from golden import check_canvases, golden_cases, golden_folder, tensors_of
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence
-from sinklab.core.sampling.denoisers import guided
+from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence
+from sinklab.core.subject.denoisers import guided
 from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")

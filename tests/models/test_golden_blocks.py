@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
-from sinklab.core.sampling import Canvas, DecodingSettings, Denoiser, TokenSampling
-from sinklab.core.sampling.denoisers import guided
-from sinklab.core.sampling.tokens import shaped
+from sinklab.core.subject import Canvas, DecodingSettings, Denoiser, TokenSampling
+from sinklab.core.subject.denoisers import guided
+from sinklab.core.subject.tokens import shaped
 from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")

@@ -9,7 +9,7 @@ import torch
 
 from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.attention import watching
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise
 from sinklab.lab.checkpoints import load
 from sinklab.lab.samplers import Factor, Threshold
 

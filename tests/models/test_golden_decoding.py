@@ -9,7 +9,7 @@ import torch
 
 from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence
+from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence
 from sinklab.lab.checkpoints import load
 
 FAMILIES = [

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from golden import golden_cases, golden_folder, tensors_of
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")

@@ -8,7 +8,7 @@ import transformers
 from packaging.version import Version
 
 from golden import golden_case, golden_cases, golden_folder, tensors_of
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.core.sinks import COMMITTED, PROMPT
 from sinklab.extras.zoo.renoising import AdaptiveStop, CanvasDenoiser, Renoising, entropy, renoise
 from sinklab.lab.checkpoints import describe, load

@@ -5,7 +5,7 @@ import torch
 
 from golden import ASKED, LEFT, golden_cases, golden_folder, golden_tensors, tensors_of
 from shared_data import shared
-from sinklab.core.models import DiffusionLM
+from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import load
 
 TOLERANCE = {"fast_dllm": 1e-3}

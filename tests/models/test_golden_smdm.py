@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from golden import golden_cases, golden_folder, golden_tensors, tensors_of
-from sinklab.core.diffusion import masked_token_loss
+from sinklab.core.subject.diffusion import masked_token_loss
 from sinklab.lab.checkpoints import families, load, materialize, weights
 
 VARIANTS = {

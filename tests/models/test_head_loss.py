@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.extras.fast import loss as fast
 from tiny_models import checkpointed
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from sinklab.core.attention import row_logsumexp
-from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, TopKeys, intervene, trace
 from tiny_diffusion import tiny_model
 
 

@@ -9,7 +9,7 @@ from sink_toys import NOISY, copied, kv_model, train
 
 import published_toys as toys
 from refusals import refused
-from sinklab.core.models import DiffusionLM
+from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import SinkFile, attach_sink, load, save_sink, sink_file_of
 from sinklab.lab.checkpoints.sinkfile import backbone_hash
 from sinklab.lab.training import freeze, merge_lora, trainable_parameters

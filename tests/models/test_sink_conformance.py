@@ -9,8 +9,8 @@ import pytest
 
 from conformance.models import check_sink
 from refusals import refused
-from sinklab.core.models import Sink
 from sinklab.core.registry import sinks
+from sinklab.core.subject import Sink
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import report

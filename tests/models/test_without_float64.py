@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 import sinklab
 from sinklab.core.attention import context
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
 from sinklab.lab.measures import MaskSinks, by_protocol
 from tiny_diffusion import save_tiny
 
@@ -78,7 +78,7 @@ def test_float32_noise_draws_what_float64_noise_draws_up_to_its_tail(monkeypatch
     shares = []
     for devices in (set(), {"cpu"}):
         monkeypatch.setattr(context, "NO_FLOAT64", devices)
-        drawn_M = sinklab.core.sampling.sample_tokens(
+        drawn_M = sinklab.core.subject.sample_tokens(
             logits_MV, 1.0, torch.Generator().manual_seed(0)
         )
         shares.append(torch.bincount(drawn_M, minlength=4) / len(drawn_M))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.sampling import Canvas
+from sinklab.core.subject import Canvas
 
 MASK, PAD = 9, 0
 

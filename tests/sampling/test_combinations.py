@@ -10,7 +10,7 @@ from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
 
 from refusals import refused
 from sinklab.core.registry import schedules, unmasking_rules
-from sinklab.core.sampling import LowConfidence, denoise
+from sinklab.core.subject import LowConfidence, denoise
 from sinklab.lab.samplers import Origin, Timed
 
 CANVAS = prompts()

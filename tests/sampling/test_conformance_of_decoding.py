@@ -7,8 +7,8 @@ import torch
 
 from refusals import refused
 from sinklab.core.registry import caches, schedules, unmasking_rules
-from sinklab.core.sampling import Canvas, DecodingSettings, denoise
-from sinklab.core.sampling.schedules import Schedule
+from sinklab.core.subject import Canvas, DecodingSettings, denoise
+from sinklab.core.subject.schedules import Schedule
 from sinklab.lab.checks import check_decoding, check_text
 
 pytestmark = pytest.mark.ring("lab")

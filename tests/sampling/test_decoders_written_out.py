@@ -15,7 +15,7 @@ from plain_decoders import (
 )
 from toy_denoiser import MASK, ROWS, ToyDenoiser, prompts, rows_of
 
-from sinklab.core.sampling import EvenQuota, denoise
+from sinklab.core.subject import EvenQuota, denoise
 from sinklab.lab.samplers import Timed
 
 LAB = pytest.mark.ring("lab")

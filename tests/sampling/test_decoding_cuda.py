@@ -10,10 +10,10 @@ from test_host_reads import MASK, STOPS, Untold, toy
 from torch import nn
 
 from sinklab.core.attention import context
-from sinklab.core.models.denoising import ModelSession
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
+from sinklab.core.subject import Canvas, denoise
+from sinklab.core.subject.denoising import ModelSession
 from sinklab.extras.fast.attending import Packed
 from sinklab.extras.fast.decoder import FastDecoder, Recorded
 from sinklab.lab.measures import MaskSinks, Random

@@ -3,7 +3,7 @@ import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser, prompts
 
 from refusals import refused
-from sinklab.core.sampling import Denoiser, Session, denoise, guided
+from sinklab.core.subject import Denoiser, Session, denoise, guided
 from sinklab.lab.caching import DualCache
 
 CANVAS = prompts([[1, 2, 3], [4]], 6)

@@ -10,10 +10,9 @@ from transformers import LlamaConfig
 
 from refusals import refusing
 from sinklab.core.attention import context
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
-from sinklab.core.sampling import Canvas, Denoiser, Session, denoise
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
+from sinklab.core.subject import Canvas, Denoiser, DiffusionLM, DiffusionLMConfig, Session, denoise
 from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.measures.controls import Sparing
 from tiny_models import SIZES

@@ -2,7 +2,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, ToyDenoiser, prompts, seeded, zeros
 
-from sinklab.core.sampling import Canvas, RandomOrder, denoise
+from sinklab.core.subject import Canvas, RandomOrder, denoise
 
 
 def run(canvas, *, seed=None, **settings):

@@ -3,7 +3,7 @@ import torch
 from toy_denoiser import VOCABULARY, ToyDenoiser, prompts, seeded
 
 from refusals import refused
-from sinklab.core.sampling import EvenQuota, denoise
+from sinklab.core.subject import EvenQuota, denoise
 
 
 def test_nan_logits_name_the_step():

@@ -5,8 +5,8 @@ import torch
 from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
 
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.sampling import denoise, guided
-from sinklab.core.sampling.denoisers import FunctionDenoiser
+from sinklab.core.subject import denoise, guided
+from sinklab.core.subject.denoisers import FunctionDenoiser
 
 CANVAS = prompts([[1, 2, 3], [4]], 6)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]

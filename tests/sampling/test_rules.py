@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from toy_denoiser import MASK, VOCABULARY, seeded, zeros
 
 from refusals import refused
-from sinklab.core.sampling import (
+from sinklab.core.subject import (
     Candidates,
     Canvas,
     LowConfidence,

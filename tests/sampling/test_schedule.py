@@ -3,7 +3,7 @@ import torch
 from toy_denoiser import zeros
 
 from refusals import refused
-from sinklab.core.sampling import (
+from sinklab.core.subject import (
     Candidates,
     Canvas,
     TokenSampling,

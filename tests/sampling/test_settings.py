@@ -7,7 +7,7 @@ import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
 from refusals import refused
-from sinklab.core.sampling import (
+from sinklab.core.subject import (
     Canvas,
     DecodingSettings,
     EvenQuota,

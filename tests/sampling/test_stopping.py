@@ -5,7 +5,7 @@ import torch
 from plain_decoders import distinct, entropy_bound, even, plain_row, threshold, timed
 from toy_denoiser import HOLES, MASK, ROWS, ToyDenoiser, prompts, rows_of
 
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise
 
 
 def both(seed, stop_ids, **settings):

@@ -3,7 +3,7 @@ import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings, LowConfidence, denoise
+from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence, denoise
 from sinklab.lab.caching import DualCache
 from sinklab.lab.samplers import Entropy, Threshold
 

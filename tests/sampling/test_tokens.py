@@ -5,7 +5,7 @@ from torch.testing import assert_close
 from toy_denoiser import seeded
 
 from refusals import refused
-from sinklab.core.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
+from sinklab.core.subject import Candidates, Canvas, TokenSampling, denoise, sample_tokens
 
 
 def test_the_sample_is_lladas_own_form_of_the_noise():

@@ -7,7 +7,7 @@ from plain_decoders import distinct
 from toy_denoiser import HOLES, MASK, ToyDenoiser, rows_of
 
 from refusals import refused
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise
 from sinklab.lab.samplers import Timed
 
 

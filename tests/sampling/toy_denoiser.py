@@ -2,7 +2,7 @@
 
 import torch
 
-from sinklab.core.sampling import Canvas, Denoiser
+from sinklab.core.subject import Canvas, Denoiser
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 

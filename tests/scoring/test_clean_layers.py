@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from sinklab.core.attention.context import is_observed
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import BlockKeys, TopKeys, trace
+from sinklab.core.instrument import BlockKeys, TopKeys, trace
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.heldout import edited_losses

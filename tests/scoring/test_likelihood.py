@@ -15,7 +15,7 @@ from likelihood_twin import (
     plain_score,
 )
 from refusals import refused
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.scoring import likelihood
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, Scored, exact, rolling, score

@@ -6,7 +6,7 @@ import torch
 
 from likelihood_twin import ids, logprobs
 from refusals import refused
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import (
     MaskPositions,

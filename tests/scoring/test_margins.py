@@ -13,7 +13,7 @@ import pytest
 import scipy
 import torch
 
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import load
 from tiny_diffusion import MASK, tiny_model
 

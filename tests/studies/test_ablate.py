@@ -9,7 +9,7 @@ import pytest
 
 from commands import cli
 from refusals import refused
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys
 from sinklab.lab.analysis.doses import rank_correlation
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded

@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from refusals import refused
-from sinklab.core.probing import TopKeys
+from sinklab.core.instrument import TopKeys
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol

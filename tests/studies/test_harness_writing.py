@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused
-from sinklab.core.probing import BlockKeys, Dose, TopKeys, trace
-from sinklab.core.probing.dose import MEASURED
-from sinklab.core.sampling import Canvas
+from sinklab.core.instrument import BlockKeys, Dose, TopKeys, trace
+from sinklab.core.instrument.edits.dose import MEASURED
 from sinklab.core.sinks import Excess
+from sinklab.core.subject import Canvas
 from sinklab.lab.measures import MaskSinks, Random, WindowAttention, by_protocol
 from sinklab.lab.scoring.answers import needs_own_batch, write_batch
 from sinklab.lab.scoring.prompts import Prompt

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing import BlockKeys, SinkKeys, TopKeys, intervene
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
+from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses

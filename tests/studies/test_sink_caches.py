@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 from launched import ROOT, script
 from refusals import refused
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.core.registry import caches, selectors
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
 from sinklab.lab.studies import heldout_text

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import Statistic
+from sinklab.core.instrument import Statistic
 from sinklab.core.registry import statistics
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report

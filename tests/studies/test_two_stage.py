@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.probing import BlockKeys, TopKeys
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.instrument import BlockKeys, TopKeys
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.samplers import Timed
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSettings

@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from refusals import refused, refusing
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.lab.training.snapshots import LEVELS, MEASURES, measured_heads, nested_masks, snapshot
 from tiny_diffusion import tiny_model
 from tiny_llama import tiny_llama

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from sinklab.core.diffusion import corrupt, masked_token_loss
+from sinklab.core.subject.diffusion import corrupt, masked_token_loss
 from sinklab.lab.data import Rows
 from sinklab.lab.training import DiffusionTrainer, causal_loss
 from sinklab.lab.training.trainer import (

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 import sinklab
 from refusals import refused
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import intervene
+from sinklab.core.instrument import intervene
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import load
 from sinklab.lab.checkpoints.sinkfile import sink_file_of
 from sinklab.lab.measures import WindowAttention

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from golden import golden_cases, golden_folder, golden_tensors
 from refusals import refused
-from sinklab.core.sampling import Canvas
+from sinklab.core.subject import Canvas
 from sinklab.extras.validate.command import CASES, TENSORS, Saved
 from sinklab.lab.checkpoints import load
 from sinklab.lab.cli import main

@@ -5,7 +5,7 @@ say.
 import pytest
 import torch
 
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies

@@ -18,7 +18,7 @@ from architectures import HEADS, VOCABULARY
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
 from sinklab.lab.measures import MaskSinks
 from tiny_models import checkpointed
 

@@ -11,7 +11,7 @@ import sinklab
 from commands import cli, out_of
 from refusals import refused
 from sinklab.core.attention import is_observed, unobserved
-from sinklab.core.probing import intervene, trace
+from sinklab.core.instrument import intervene, trace
 from sinklab.extras.zoo import ANNOUNCED, Renoising, renoise
 from sinklab.extras.zoo.gemma import DiffusionGemma
 from sinklab.extras.zoo.renoising import accepted

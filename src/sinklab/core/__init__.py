@@ -5,12 +5,12 @@ Nothing in here imports from the other two rings.
 
 PROVIDES = {
     "rules": "sinks",
-    "statistics": "probing.statistics",
-    "interventions": "probing.interventions.block_keys",
-    "selectors": "probing.interventions.selectors",
-    "removals": "probing.interventions.removals",
-    "sinks": "models.sinks",
-    "unmasking_rules": "sampling.rules",
-    "schedules": "sampling.schedules",
+    "statistics": "instrument.statistics",
+    "interventions": "instrument.edits.block_keys",
+    "selectors": "instrument.edits.selectors",
+    "removals": "instrument.edits.removals",
+    "sinks": "subject.sinks",
+    "unmasking_rules": "subject.rules",
+    "schedules": "subject.schedules",
 }
 """Registry to the modules of this ring that register classes in it."""

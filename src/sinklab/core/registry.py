@@ -339,33 +339,31 @@ def _items(piece: str) -> list[Any]:
 rules = Registry("sink rule", "rules", "sinklab.core.sinks:Rule.__call__")
 """Rules for sinks: `sinklab.core.sinks.Rule`."""
 statistics = Registry(
-    "statistic", "statistics", "sinklab.core.probing.statistics:Statistic.measure"
+    "statistic", "statistics", "sinklab.core.instrument.statistics:Statistic.measure"
 )
-"""Statistics that a trace records: `sinklab.core.probing.Statistic`."""
+"""Statistics that a trace records: `sinklab.core.instrument.Statistic`."""
 interventions = Registry(
     "intervention",
     "interventions",
-    "sinklab.core.probing.interventions.edits:Edit.before",
+    "sinklab.core.instrument.edits.edit:Edit.before",
 )
-"""Edits of attention calls and hidden states: `sinklab.core.probing.Intervention`."""
+"""Edits of attention calls and hidden states: `sinklab.core.instrument.Intervention`."""
 selectors = Registry(
-    "selector", "selectors", "sinklab.core.probing.interventions.selectors:Selector.select"
+    "selector", "selectors", "sinklab.core.instrument.edits.selectors:Selector.select"
 )
-"""Choices of keys to block: `sinklab.core.probing.Selector`."""
-removals = Registry(
-    "removal", "removals", "sinklab.core.probing.interventions.removals:Removal.apply"
-)
-"""Ways to take a key away: `sinklab.core.probing.Removal`."""
+"""Choices of keys to block: `sinklab.core.instrument.Selector`."""
+removals = Registry("removal", "removals", "sinklab.core.instrument.edits.removals:Removal.apply")
+"""Ways to take a key away: `sinklab.core.instrument.Removal`."""
 sinks = Registry("sink kind", "sinks")
-"""Kinds of added sinks: `sinklab.core.models.Sink`."""
+"""Kinds of added sinks: `sinklab.core.subject.Sink`."""
 unmasking_rules = Registry(
-    "unmasking rule", "unmasking_rules", "sinklab.core.sampling.rules:UnmaskingRule.__call__"
+    "unmasking rule", "unmasking_rules", "sinklab.core.subject.rules:UnmaskingRule.__call__"
 )
-"""Order in which proposals are committed: `sinklab.core.sampling.UnmaskingRule`."""
+"""Order in which proposals are committed: `sinklab.core.subject.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
-"""Number of proposals committed at a step: `sinklab.core.sampling.Schedule`."""
+"""Number of proposals committed at a step: `sinklab.core.subject.Schedule`."""
 caches = Registry("cache", "caches")
-"""Keys and values to keep while a text is written: `sinklab.core.sampling.Cache`."""
+"""Keys and values to keep while a text is written: `sinklab.core.subject.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders of our own, if transformers has none."""
 attention_functions = Registry("attention function", "attention_functions")

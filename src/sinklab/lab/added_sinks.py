@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.models.sinks import Sink
 from sinklab.core.registry import sinks
+from sinklab.core.subject.sinks import Sink
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sinklab.core.models.prefix import SinkPrefix
+    from sinklab.core.subject.prefix import SinkPrefix
 
 
 @sinks.register("kv")
@@ -45,7 +45,7 @@ class KeyValueSink(Sink):
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """The parameters themselves, the same in every row; keys are not rotated."""
-        from sinklab.core.models.prefix import per_layer
+        from sinklab.core.subject.prefix import per_layer
 
         return per_layer(model.sink_keys, model.sink_values)
 
@@ -79,7 +79,7 @@ class LogitSink(Sink):
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """Keys and values of zero, with the parameters as their logits."""
-        from sinklab.core.models.prefix import per_layer
+        from sinklab.core.subject.prefix import per_layer
         from sinklab.lab.sink_logits import LogitPrefix
 
         config = model.config

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core import registry
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
-from sinklab.core.probing import BlockKeys, TopKeys, intervene, trace
-from sinklab.core.sampling import Canvas, denoise
+from sinklab.core.instrument import BlockKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import find_sinks
+from sinklab.core.subject import Canvas, DiffusionLM, DiffusionLMConfig, denoise
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import studies

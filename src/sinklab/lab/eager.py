@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.core.compat import stated
-from sinklab.core.probing.call import Call
-from sinklab.core.probing.keys import own_mask
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.keys import own_mask
 from sinklab.core.registry import attention_functions
 
 # what changes the attention of keys in a way that no mask can express

@@ -14,15 +14,15 @@ from torch import Tensor
 from sinklab.core.attention.context import finest
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import schedules, unmasking_rules
-from sinklab.core.sampling.rules import (
+from sinklab.core.subject.rules import (
     Candidates,
     ConfidenceRule,
     FunctionRule,
     RandomOrder,
     UnmaskingRule,
 )
-from sinklab.core.sampling.schedules import Schedule, Turn, split_steps
-from sinklab.core.sampling.tokens import required
+from sinklab.core.subject.schedules import Schedule, Turn, split_steps
+from sinklab.core.subject.tokens import required
 
 
 @unmasking_rules.register("maskgit_plus")

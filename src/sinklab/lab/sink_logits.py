@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.core.compat import stated
-from sinklab.core.models.prefix import SinkPrefix
+from sinklab.core.subject.prefix import SinkPrefix
 
 
 @dataclass(frozen=True)

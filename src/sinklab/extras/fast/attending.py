@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.received import row_logsumexp
-from sinklab.core.models.masks import take
-from sinklab.core.models.prefix import SinkPrefix
-from sinklab.core.probing.tap import Tap
+from sinklab.core.instrument.tap import Tap
+from sinklab.core.subject.masks import take
+from sinklab.core.subject.prefix import SinkPrefix
 from sinklab.extras.fast import compat
 from sinklab.lab.sink_logits import logits_of
 

@@ -32,14 +32,14 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab.core import compat
 from sinklab.core.attention.context import is_observed, is_watched, reads_wait, running
 from sinklab.core.compat import attention_of
-from sinklab.core.models.denoising import ModelDenoiser, Outputs
-from sinklab.core.models.head import Head
-from sinklab.core.models.masks import CanvasGeometry, take
-from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
-from sinklab.core.probing.routes import TAPS, TapHook
-from sinklab.core.probing.tap import Tap
+from sinklab.core.instrument.routes import TAPS, TapHook
+from sinklab.core.instrument.tap import Tap
 from sinklab.core.registry import fast_decoders
-from sinklab.core.sampling.canvas import Places
+from sinklab.core.subject.canvas import Places
+from sinklab.core.subject.denoising import ModelDenoiser, Outputs
+from sinklab.core.subject.head import Head
+from sinklab.core.subject.masks import CanvasGeometry, take
+from sinklab.core.subject.prefix import KeyValueStore, SinkPrefix
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import forward_hooks, has_global_hooks, next_hook
@@ -456,7 +456,7 @@ class FastDecoder:
 
 def _is_ours(hook: Any) -> bool:
     return getattr(hook, "__module__", "").startswith(
-        ("sinklab.core.models.", "sinklab.extras.fast.", "sinklab.lab.sink_logits")
+        ("sinklab.core.subject.", "sinklab.extras.fast.", "sinklab.lab.sink_logits")
     )
 
 

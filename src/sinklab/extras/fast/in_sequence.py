@@ -4,7 +4,7 @@ many small kernels.
 The embedding of a sink changes at every step of training, so its keys and values cannot be kept.
 Here the sinks stand in the sequence, in front of the text, and the output of each is overwritten by
 its own value: the result of attention to itself alone. The slow twin is
-:meth:`sinklab.core.models.Sink.prefix`.
+`prefix`.
 """
 
 # B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, A attention width (query heads
@@ -22,9 +22,9 @@ from torch.nn import functional as F
 from sinklab.core.attention.context import is_watched
 from sinklab.core.compat import attention_of
 from sinklab.core.errors import one_of
-from sinklab.core.models import masks
-from sinklab.core.models.prefix import positions
 from sinklab.core.registry import fast_sinks
+from sinklab.core.subject import masks
+from sinklab.core.subject.prefix import positions
 from sinklab.extras.fast.compat import forward_hooks
 
 FORMS = ("auto", "prefix", "sequence")
@@ -103,7 +103,7 @@ class InSequence:
 
     @classmethod
     def serving(cls, model: Any) -> InSequence | None:
-        """This form, if the ``sink_form`` of a :class:`~sinklab.core.models.DiffusionLM` says so,
+        """This form, if the ``sink_form`` of a `DiffusionLM` says so,
         gradients are on, and the model is not watched: a trace would see the sinks as text.
 
         Raises:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sinklab.core.attention.context import on_device
 from sinklab.core.attention.received import LOG2E, Pass, Scores
-from sinklab.core.probing.call import Call
+from sinklab.core.instrument.call import Call
 from sinklab.core.registry import fast_attentions, fast_passes
 from sinklab.extras.fast.compat import attend_with_logsumexp
 

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say, working
 from sinklab.lab.cli.models import WRITING
 from sinklab.lab.cli.options import checked

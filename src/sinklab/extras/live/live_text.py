@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing import BlockKeys, intervene, position_states, trace
-from sinklab.core.sampling import Canvas, DecodingSettings, Step
+from sinklab.core.instrument import BlockKeys, intervene, position_states, trace
 from sinklab.core.sinks import even_share
+from sinklab.core.subject import Canvas, DecodingSettings, Step
 from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded

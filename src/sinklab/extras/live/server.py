@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sinklab.core.errors import known_fields
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.extras.live.connections import READING, PageConnection, Strangers, http_connection
 from sinklab.extras.live.live_text import LiveText
 from sinklab.lab.checkpoints.loading import Loaded

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, one_of
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.files import ordinary, read_json, refused
 from sinklab.lab.registry import commands

@@ -15,10 +15,10 @@ from torch import Tensor
 from sinklab.core.attention.context import decoding
 from sinklab.core.errors import Checked, check_vocabulary, limited
 from sinklab.core.registry import schedules
-from sinklab.core.sampling import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
-from sinklab.core.sampling.canvas import Places
-from sinklab.core.sampling.loop import DenoisingLoop, Step
-from sinklab.core.sampling.rules import check_numbers
+from sinklab.core.subject import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
+from sinklab.core.subject.canvas import Places
+from sinklab.core.subject.loop import DenoisingLoop, Step
+from sinklab.core.subject.rules import check_numbers
 from sinklab.lab.samplers import Threshold
 
 

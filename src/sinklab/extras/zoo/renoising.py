@@ -29,8 +29,8 @@ from transformers import DynamicCache
 
 from sinklab.core.attention.context import decoding, running, unobserved
 from sinklab.core.errors import Checked, check_tensor, limited
-from sinklab.core.sampling.loop import Step
 from sinklab.core.sinks import COMMITTED, MASKED, PROMPT
+from sinklab.core.subject.loop import Step
 
 ANNOUNCED = SimpleNamespace(open_BS=None, mask_id=None, attention_BS=None)
 """Canvas for `trace`, for statistics by state: the states of positions are announced with every

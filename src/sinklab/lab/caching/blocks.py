@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.core.errors import Checked, limited
-from sinklab.core.models import masks
-from sinklab.core.models.denoising import ModelDenoiser, ModelSession
-from sinklab.core.models.masks import CanvasGeometry
-from sinklab.core.models.prefix import KeyValueStore, SinkPrefix
 from sinklab.core.registry import caches
-from sinklab.core.sampling.canvas import Places
-from sinklab.core.sampling.denoisers import Cache
+from sinklab.core.subject import masks
+from sinklab.core.subject.canvas import Places
+from sinklab.core.subject.denoisers import Cache
+from sinklab.core.subject.denoising import ModelDenoiser, ModelSession
+from sinklab.core.subject.masks import CanvasGeometry
+from sinklab.core.subject.prefix import KeyValueStore, SinkPrefix
 
 
 @dataclass(frozen=True)

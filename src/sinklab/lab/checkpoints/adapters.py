@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.models.sinks import tensors_of
+from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
 from sinklab.lab.checkpoints.weights import Tensors
 from sinklab.lab.files import from_json, refused
@@ -49,7 +49,7 @@ class AdapterFile:
     """Choice of [MASK], as of :func:`sinklab.lab.checkpoints.from_causal`."""
     mask_token_id: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """Fields of :class:`~sinklab.core.models.DiffusionLMConfig`: shift, form of attention, sink."""
+    """Fields of `DiffusionLMConfig`: shift, form of attention, sink."""
     tokens: int = 0
     """Tokens of text that they were trained on, in all."""
     seed: int = 0

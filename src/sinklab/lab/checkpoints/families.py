@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from sinklab.core.errors import near
-from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.files import read_json, refused, toml_of
 from sinklab.lab.registry import families
 
@@ -279,7 +279,7 @@ class Family:
 
 @families.register("sinklab")
 class Sinklab(Family):
-    """The format that :class:`~sinklab.core.models.DiffusionLM` saves: every setting stands in
+    """The format that `DiffusionLM` saves: every setting stands in
     ``config.json``.
     """
 

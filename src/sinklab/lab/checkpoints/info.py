@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from sinklab.core.compat import stated
 from sinklab.core.errors import one_of
-from sinklab.core.models.sinks import sink_of
+from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.checkpoints import families, gguf_files, materialize, published
 from sinklab.lab.checkpoints.families import SpecialIds
 

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
-from sinklab.core.models.config import BACKBONES, DiffusionLMConfig, refuse_unknown
+from sinklab.core.subject.config import BACKBONES, DiffusionLMConfig, refuse_unknown
 from sinklab.lab.checkpoints import (
     adapters,
     convert,
@@ -390,7 +390,7 @@ def from_causal(
         dtype: of the weights; ``"auto"`` is the type in ``config.json``.
         device: device of the model; the CPU by default.
         revision: commit, branch or tag on the Hub.
-        settings: fields of :class:`~sinklab.core.models.DiffusionLMConfig`: ``sink_kind``,
+        settings: fields of `DiffusionLMConfig`: ``sink_kind``,
             ``sink_count``, ``gate``, ``gate_bias``, ``logit_shift`` (as Dream starts),
             ``attention`` (``causal`` keeps the causal mask, and ``first_alone`` leaves it to the
             first token), …

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.core.errors import near, one_of
-from sinklab.core.models import DiffusionLM, DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Source
 from sinklab.lab.checkpoints.weights import Weights

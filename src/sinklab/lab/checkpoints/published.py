@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
 from sinklab.core.errors import near
-from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import adapters, families, gguf_files
 from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.lab.checkpoints.tokens import special_ids

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.sinks import tensors_of
 from sinklab.core.registry import sinks
+from sinklab.core.subject.config import DiffusionLMConfig
+from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.files import ordinary, refused, writing
 
 FORMAT = "sinklab-sink"
@@ -34,7 +34,7 @@ class SinkFile:
     """Facts in a sink file."""
 
     kind: str
-    """Kind, named as in :class:`~sinklab.core.models.DiffusionLMConfig`: ``token``, ``zero``,
+    """Kind, named as in `DiffusionLMConfig`: ``token``, ``zero``,
     ``kv`` or another that is registered.
     """
     count: int
@@ -104,7 +104,7 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     sink=FILE)`` attaches.
 
     Args:
-        model: a :class:`~sinklab.core.models.DiffusionLM` with a sink, without adapters.
+        model: a `DiffusionLM` with a sink, without adapters.
         file: path to write; it is replaced when the new one is whole.
         name: of the model that the sink was trained on, for later readers.
 

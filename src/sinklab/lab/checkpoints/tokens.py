@@ -19,7 +19,7 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinklab.core.compat import stated
-from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import (
     NO_IDS,

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sinklab.core.attention.context import running
-from sinklab.core.models import masks
-from sinklab.core.models.generation import GenerateByDenoising
-from sinklab.core.sampling import Denoiser, Places
+from sinklab.core.subject import Denoiser, Places, masks
+from sinklab.core.subject.generation import GenerateByDenoising
 
 UNLIMITED = 2**20
 """Positions of a module that states no limit."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import one_of
-from sinklab.core.models.diffusion_lm import DiffusionLM
+from sinklab.core.subject.diffusion_lm import DiffusionLM
 from sinklab.lab.checkpoints.families import Family, SpecialIds
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.checkpoints.wrapped import (

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.core.sampling.settings import DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import checked, value_of
 from sinklab.lab.cli.progress import waiting
@@ -177,8 +177,8 @@ def generate(
         )
     from transformers import TextDiffusionStreamer
 
-    from sinklab.core.models.generation import GenerateByDenoising
-    from sinklab.core.sampling.canvas import left_padded
+    from sinklab.core.subject.canvas import left_padded
+    from sinklab.core.subject.generation import GenerateByDenoising
     from sinklab.lab.scoring.prompts import encode
 
     settings = checked(decoding)

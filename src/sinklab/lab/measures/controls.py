@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing.call import Call
-from sinklab.core.probing.interventions.selectors import Selector
-from sinklab.core.probing.scope import whole_numbers
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.edits.selectors import Selector
+from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
 

@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing import (
+from sinklab.core.instrument import (
     Call,
     Edit,
     InterventionLog,
     Listener,
 )
-from sinklab.core.probing.routes import tapped
-from sinklab.core.probing.scope import whole_numbers
+from sinklab.core.instrument.routes import tapped
+from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import interventions
 from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler

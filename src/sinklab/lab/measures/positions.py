@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing.call import Call
-from sinklab.core.probing.interventions.edits import Edit
-from sinklab.core.probing.scope import whole_numbers
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.edits.edit import Edit
+from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import interventions
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sinklab.core.errors import one_of
-from sinklab.core.probing.interventions.block_keys import BlockKeys
-from sinklab.core.probing.interventions.selectors import Positions, Selector, SinkKeys, TopKeys
+from sinklab.core.instrument.edits.block_keys import BlockKeys
+from sinklab.core.instrument.edits.selectors import Positions, Selector, SinkKeys, TopKeys
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.measures.controls import EqualMass, Random
 from sinklab.lab.measures.names import ARMS, PROTOCOLS

@@ -15,9 +15,9 @@ from torch.nn.functional import cosine_similarity, normalize
 from sinklab.core.attention.received import attention_statistics, value_norms
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.errors import Checked, limited
-from sinklab.core.probing.call import Call
-from sinklab.core.probing.keys import own_mask
-from sinklab.core.probing.statistics import KEYS, StatesView, Statistic, ValueNorm
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.keys import own_mask
+from sinklab.core.instrument.statistics import KEYS, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_path, statistics
 from sinklab.core.sinks import MASKED
 from sinklab.lab.registry import fast_medians

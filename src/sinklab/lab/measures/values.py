@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sinklab.core.attention.visibility import allowed
-from sinklab.core.probing.call import Call
-from sinklab.core.probing.interventions.removals import Removal
-from sinklab.core.probing.keys import short_mask
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.edits.removals import Removal
+from sinklab.core.instrument.keys import short_mask
 from sinklab.core.registry import removals
 from sinklab.lab.files import ordinary, refused
 

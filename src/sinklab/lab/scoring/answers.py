@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import BlockKeys, InterventionLog, Recording, trace
-from sinklab.core.probing.dose import MEASURED, by_row
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.instrument import BlockKeys, InterventionLog, Recording, trace
+from sinklab.core.instrument.edits.dose import MEASURED, by_row
 from sinklab.core.sinks import DEFAULT, STATES, Gu, find_sinks
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
 

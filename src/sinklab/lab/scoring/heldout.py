@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sinklab.core.compat import stated
-from sinklab.core.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.core.probing import Dose, Intervention, Listener, RemovalRecord, intervene
-from sinklab.core.probing.interventions.edits import Editor
+from sinklab.core.instrument import Dose, Intervention, Listener, RemovalRecord, intervene
+from sinklab.core.instrument.edits.edit import Editor
+from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus, row_start
 from sinklab.lab.scoring.clean_layers import CleanLayers
@@ -151,7 +151,7 @@ def under_arms(
                 # the handlers of other sets do not hear of this forward
                 own = [*islice(handlers, len(some))]
                 log.tap.listeners = others + own
-                calls = [*log.layers]
+                calls = [*log.tap.layers]
                 with layers.without(calls, min(_first_edited(one, calls) for one in own)):
                     found = run()
             yield found, tuple(log.removals)

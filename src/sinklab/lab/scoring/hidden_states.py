@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited
-from sinklab.core.probing import Call, InterventionLog, Listener
-from sinklab.core.probing.interventions.edits import Edit, Editor
-from sinklab.core.probing.scope import chosen, whole_numbers
+from sinklab.core.instrument import Call, InterventionLog, Listener
+from sinklab.core.instrument.edits.edit import Edit, Editor
+from sinklab.core.instrument.scope import chosen, whole_numbers
 from sinklab.core.registry import interventions
 
 
@@ -164,7 +164,7 @@ class StateHandler(Editor):
             )
             changed_B = (before != after).sum(1) / real.flatten(1).sum(1)
             greatest = (one.abs().amax(1) for one in (before, after))
-            self.done[self.log.layers[layer]] = (*greatest, changed_B)
+            self.done[self.tap.layers[layer]] = (*greatest, changed_B)
         return edited_BQD
 
     def finish(self) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.probing import Dose, Intervention, intervene
-from sinklab.core.sampling.tokens import TokenSampling, proposals
+from sinklab.core.instrument import Dose, Intervention, intervene
+from sinklab.core.subject.tokens import TokenSampling, proposals
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
 from sinklab.lab.scoring.answers import taken, totals

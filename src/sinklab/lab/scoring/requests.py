@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.probing import BlockKeys, Intervention, InterventionLog, Listener
-from sinklab.core.probing.intervention import as_edits
+from sinklab.core.instrument import BlockKeys, Intervention, InterventionLog, Listener
+from sinklab.core.instrument.edits.intervention import as_edits
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data.rows import place_generator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sinklab.core.errors import Checked, limited
 
 if TYPE_CHECKING:
-    from sinklab.core.probing import Dose
+    from sinklab.core.instrument import Dose
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from sinklab.core.sampling import Canvas, DecodingSettings, TokenSampling
-from sinklab.core.sampling.settings import DENOISING_ONLY
+from sinklab.core.subject import Canvas, DecodingSettings, TokenSampling
+from sinklab.core.subject.settings import DENOISING_ONLY
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.compat import stated
-from sinklab.core.probing import InterventionLog, intervene, position_states
-from sinklab.core.sampling import Canvas, DecodingSettings, sample_tokens
-from sinklab.core.sampling.canvas import left_padded
-from sinklab.core.sampling.denoisers import FunctionDenoiser
+from sinklab.core.instrument import InterventionLog, intervene, position_states
+from sinklab.core.subject import Canvas, DecodingSettings, sample_tokens
+from sinklab.core.subject.canvas import left_padded
+from sinklab.core.subject.denoisers import FunctionDenoiser
 from sinklab.lab.checkpoints import Loaded
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sinklab.core.probing import BlockKeys, Dose, Intervention, RemovalRecord, trace
+from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord, trace
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.answers import CONTROLS, counted
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, caution, mean_over, mean_p

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sinklab.core.errors import known_fields
-from sinklab.core.probing.intervention import Intervention
+from sinklab.core.instrument.edits.intervention import Intervention
 from sinklab.lab.checkpoints import loading, wrapping
 from sinklab.lab.checkpoints.families import known_families
 
@@ -167,7 +167,7 @@ class LM(loading.Loaded):
         """Ids (1, S) of a text continued token after token; options are fields of
         `DecodingSettings`.
         """
-        from sinklab.core.sampling.settings import DecodingSettings
+        from sinklab.core.subject.settings import DecodingSettings
         from sinklab.lab.scoring.writing import Writing, WritingRequest
 
         known_fields("generate", options, (one.name for one in fields(DecodingSettings)))
@@ -346,7 +346,7 @@ def _looked_at(model: nn.Module) -> dict[str, int]:
     """Sizes of a module without a config: those that one forward over four tokens shows."""
     import torch
 
-    from sinklab.core.probing.tracing import trace
+    from sinklab.core.instrument.tracing import trace
     from sinklab.lab.checkpoints.wrapped import logits_of
 
     device = next((one.device for one in model.parameters()), torch.device("cpu"))

@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.sinks import tensors_of
+from sinklab.core.subject.config import DiffusionLMConfig
+from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints.adapters import (
     AdapterFile,
     adapter_tensors,

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sinklab.core.errors import one_of
-from sinklab.core.models.config import DiffusionLMConfig
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.files import launched
 from sinklab.lab.training.settings import TrainSettings
 

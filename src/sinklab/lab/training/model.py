@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.models.diffusion_lm import DiffusionLM, Gate
-from sinklab.core.models.sinks import tensors_of
+from sinklab.core.subject.config import DiffusionLMConfig
+from sinklab.core.subject.diffusion_lm import DiffusionLM, Gate
+from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.adapters import PROJECTIONS
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
@@ -276,7 +276,7 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     """Names of the parameters that this choice trains.
 
     Args:
-        model: a :class:`~sinklab.core.models.DiffusionLM`, or a causal model for ``all`` and
+        model: a `DiffusionLM`, or a causal model for ``all`` and
             ``lora``.
         train_only: ``all``; ``sink``, the sink's tensors; ``lora``, the adapters that
             :func:`freeze` puts in, and the sink's tensors.

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import is_observed, running
 from sinklab.core.compat import compiled_module
-from sinklab.core.models.config import DiffusionLMConfig
-from sinklab.core.probing import Recording, trace
+from sinklab.core.instrument import Recording, trace
 from sinklab.core.sinks import DEFAULT, Rule, find_sinks
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.analysis.counts import main_sink, ratio
 from sinklab.lab.analysis.movement import motion
 

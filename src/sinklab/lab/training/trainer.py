@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
-from sinklab.core.diffusion import sample_times
-from sinklab.core.models.diffusion_lm import DiffusionLM
-from sinklab.core.models.head import IGNORE_INDEX
-from sinklab.core.models.sinks import sink_of
+from sinklab.core.subject.diffusion import sample_times
+from sinklab.core.subject.diffusion_lm import DiffusionLM
+from sinklab.core.subject.head import IGNORE_INDEX
+from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.data.rows import Rows, collate, place_generator
 from sinklab.lab.training.checkpoints import (
     prune,
@@ -66,7 +66,7 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str, blocks: int =
 
 
 def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
-    """Masks that :func:`sinklab.core.diffusion.corrupt` draws in each row under a generator of
+    """Masks that `corrupt` draws in each row under a generator of
     (seed, row), bool (B, S).
     """
     drawn = [

@@ -15,7 +15,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.core.errors import known_fields
-from sinklab.core.probing import BlockKeys
+from sinklab.core.instrument import BlockKeys
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
 from sinklab.lab.records.leases import Claims

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from sinklab.core.probing import trace
+from sinklab.core.instrument import trace
 from sinklab.core.sinks import MASKED, PROMPT
 from sinklab.lab.files import from_json
 from sinklab.lab.records.leases import Claims

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from sinklab.core.probing import BlockKeys, Dose
+from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.records import RUN_FILE, RunWriter, open_run, read_info

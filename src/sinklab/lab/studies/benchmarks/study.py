@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES

@@ -13,7 +13,7 @@ from itertools import product
 
 import pandas as pd
 
-from sinklab.core.probing import Dose
+from sinklab.core.instrument import Dose
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, no_phenomenon
 from sinklab.lab.reports import checked

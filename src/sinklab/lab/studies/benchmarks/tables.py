@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.probing import Dose
+from sinklab.core.instrument import Dose
 from sinklab.lab.analysis import Estimate
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.analysis.intervals import paired_share_interval

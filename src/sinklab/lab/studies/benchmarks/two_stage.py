@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from sinklab.core.probing import Dose
-from sinklab.core.sampling import Canvas, DecodingSettings
+from sinklab.core.instrument import Dose
+from sinklab.core.subject import Canvas, DecodingSettings
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.core.probing import (
+from sinklab.core.instrument import (
     BlockKeys,
     Call,
     InterventionLog,
@@ -22,7 +22,7 @@ from sinklab.core.probing import (
     SinkKeys,
     TopKeys,
 )
-from sinklab.core.probing.call import real_queries_B1
+from sinklab.core.instrument.call import real_queries_B1
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.analysis.doses import told_apart

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.attention import decoding
-from sinklab.core.probing import intervene
-from sinklab.core.sampling import Evaluation
-from sinklab.core.sampling.canvas import Places, numbered_blocks
+from sinklab.core.instrument import intervene
 from sinklab.core.sinks import STATES
+from sinklab.core.subject import Evaluation
+from sinklab.core.subject.canvas import Places, numbered_blocks
 from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.controls import shuffled

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from sinklab.core.probing import Recording, trace
-from sinklab.core.probing.recording import padded_stack
+from sinklab.core.instrument import Recording, trace
+from sinklab.core.instrument.recording import padded_stack
 from sinklab.core.registry import statistics
-from sinklab.core.sampling import Canvas
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
+from sinklab.core.subject import Canvas
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
 from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, of_twin

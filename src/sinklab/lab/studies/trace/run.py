@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.probing import BlockKeys, InterventionLog
+from sinklab.core.instrument import BlockKeys, InterventionLog
 from sinklab.core.registry import interventions
-from sinklab.core.sampling import DecodingSettings
 from sinklab.core.sinks import STATES
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.scoring import (

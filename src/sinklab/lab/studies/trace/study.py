@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.core.errors import limited, one_of
 from sinklab.core.registry import interventions, registered
 from sinklab.core.registry import statistics as known_statistics
-from sinklab.core.sampling import DecodingSettings
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.registry import studies
 from sinklab.lab.studies import Study, deferred, describe

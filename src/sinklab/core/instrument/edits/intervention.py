@@ -1,0 +1,253 @@
+"""`intervene`: edits on the attention calls of a model, for the length of a block; and the log of
+their effects.
+"""
+
+# B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost
+# fewer)
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from sinklab.core.attention.context import decoding_run, module_of
+from sinklab.core.compat import config_value
+from sinklab.core.errors import check_count
+from sinklab.core.instrument.backends import no_call_message
+from sinklab.core.instrument.edits.dose import MEASURED, Dose
+from sinklab.core.instrument.routes import tapped
+from sinklab.core.instrument.tap import Listener
+from sinklab.core.registry import interventions
+
+
+@dataclass(frozen=True, repr=False)
+class RemovalRecord:
+    """Effect of one edit in one forward: the keys it removed and the attention they held."""
+
+    forward: int
+    """Index of the forward since its run began (see `InterventionLog.reset`); one that changed
+    nothing has no entry.
+    """
+    edit: Any
+    layers: tuple[str, ...]
+    """Module paths of the layers, the L axis below."""
+    columns_BLHM: Tensor
+    """The removed keys, sink columns included, by falling score, int64; -1 if a head has fewer than
+    M. M = 0 for a window, whose keys differ from query to query.
+    """
+    numbers: dict[str, Tensor]
+    """The measures of `MEASURED` by name, each (B, L, H); also ``record["removed"]``."""
+    layer_numbers: tuple[int, ...]
+    """Numbers of these layers in the order of execution, from 0."""
+    heads: tuple[int, ...]
+    """The query heads, the H axis."""
+    label: str
+    """Registered name of the edit; "block_keys#2" for the second of its name in the block."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.numbers[name]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
+        and head.
+        """
+        row, layer, head = np.indices(self["keys"].shape).reshape(3, -1)
+        table = {
+            "forward": np.full(len(row), self.forward),
+            "layer": np.asarray(self.layer_numbers)[layer],
+            "head": np.asarray(self.heads)[head],
+            "row": row,
+        }
+        return table | {name: part.flatten().numpy() for name, part in self.numbers.items()}
+
+
+@dataclass(eq=False, repr=False)
+class InterventionLog(Listener):
+    """What the edits of a block did. It comes before them, and hears of runs that begin."""
+
+    removals: list[RemovalRecord] = field(default_factory=list)
+    forwards: int = 0
+    """Forwards that ran with the edits in place, the unedited first ones included."""
+    probed: int = 0
+    """Forwards that ran inside `probing()`."""
+    idle: dict[str, str] = field(default_factory=dict)
+    """Edits that had no opportunity to act, by label, and why; filled when the block ends."""
+    measure: bool = True
+    """Whether editors measure the attention they take away."""
+    layer_count: int | None = None
+    """Number of attention calls of a forward; None before it is known."""
+    handlers: list[Any] = field(default_factory=list)
+    """Editors, in the order of their edits."""
+    is_probing: bool = False
+    _run: object = None
+
+    def begin(self) -> None:
+        run = decoding_run()
+        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and
+        # end none.
+        if run is not None and run is not self._run and not self.is_probing:
+            self._run = run
+            self.reset(run_begins=True)
+
+    def finish(self) -> None:
+        if self.is_probing:
+            self.probed += 1
+        else:
+            self.forwards += 1
+        self.layer_count = len(self.tap.layers)
+        for handler in self.handlers:
+            handler.scope.check_layers(list(self.tap.layers))
+
+    @property
+    def cross_attention(self) -> list[str]:
+        """Paths of the modules that attended to another sequence: edits leave their calls alone."""
+        return list(self.tap.left_alone)
+
+    def reset(self, *, run_begins: bool = False) -> None:
+        """Begin a new sequence or batch: forget every choice of keys. The log stays.
+
+        For loops of your own: a run of `denoise` begins one by itself (`run_begins`), for which a
+        clean pass may have been run ahead, so that its choice stays.
+        """
+        if not run_begins:
+            self.tap.flush()
+        self.tap.prefix = None
+        for handler in self.handlers:
+            handler.reset(run_begins=run_begins)
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Forwards inside run unedited, and edits look on; `when="clean"` chooses in them.
+
+        They are no steps: a trace around them does not record them.
+        """
+        self.tap.flush()
+        self.is_probing = True
+        self.tap.suspended += 1
+        try:
+            yield
+        finally:
+            self.tap.flush()
+            self.tap.suspended -= 1
+            self.is_probing = False
+
+    def summary(self) -> dict[str, float | int]:
+        """Counts of forwards and removals, and means over all of them by name (`MEASURED`)."""
+        dose = self.dose()
+        names = ("keys", "held", "removed", "overlap", "left", "alone", "strongest")
+        counts = {"forwards": self.forwards, "removals": len(self.removals)}
+        return counts | {name: dose.mean(name) for name in names}
+
+    def dose(self, label: str | None = None) -> Dose:
+        """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""
+        return Dose.of(record for record in self.removals if label in (None, record.label))
+
+    def table(self, *, keys: bool = False) -> dict[str, Any]:
+        """Everything that was removed as columns of a table, a row per forward, edit, row of the
+        batch, layer and head; columns as in `RemovalRecord`, layer by its number.
+
+        With `keys=True` the list column "key_list" holds the keys, sink columns included. Numpy
+        arrays, but for lists "edit" and "key_list".
+        """
+        parts = [removal.columns() for removal in self.removals]
+        table: dict[str, Any] = dict.fromkeys(TABLE_COLUMNS)
+        for name, kind in _NUMBERS.items():
+            numbers = [np.empty(0, kind), *(part[name] for part in parts)]
+            table[name] = np.concatenate(numbers, dtype=kind, casting="unsafe")
+        table["edit"] = [
+            removal.label for removal in self.removals for _ in range(removal["keys"].numel())
+        ]
+        if keys:
+            # Fixed positions share one tensor from step to step: its lists are made once.
+            columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
+            rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
+            table["key_list"] = [
+                keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
+            ]
+        return table
+
+
+TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
+"""Columns of `InterventionLog.table`, in order."""
+
+_NUMBERS: dict[str, Any] = dict.fromkeys(("forward", "layer", "head", "row"), np.dtype("int32"))
+_NUMBERS |= dict.fromkeys(MEASURED, np.dtype("float32"))
+
+
+def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
+    """The keys of every batch row, layer and head, without the filling."""
+    return [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]
+
+
+@runtime_checkable
+class Intervention(Protocol):
+    """Anything that `intervene` takes: an `Edit`, or what makes a listener of its own."""
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
+
+
+def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
+    """Edits, with those given as text parsed. Raises ValueError for a class, and for anything that
+    is no edit.
+    """
+    return [interventions.parse(edit, Intervention) for edit in edits]
+
+
+@contextmanager
+def intervene(
+    model: Any,
+    *edits: Intervention | str,
+    forwards_per_step: int = 1,
+    measure: bool = True,
+    allow_idle: bool = False,
+) -> Iterator[InterventionLog]:
+    """Apply edits to every attention call of the model inside the block; the model itself is never
+    touched.
+
+        with intervene(model, MaskSinks(k=5)) as log, trace(model) as recording:
+            …
+        log.summary()
+
+    An edit may be its text: ``"window_attention:radius=8"``. Edits apply in the order given, those
+    of an outer block first, each to the call that the one before it left. Calls inside
+    `sinklab.core.attention.unobserved()` are left alone. Every run of `denoise` starts afresh; in a
+    loop of your own call `log.reset()` when a new sequence or batch begins.
+
+    An edit that could act and removed nothing (no key passed its rule) is a dose of zero, a result.
+    One that never could (a closed loop over a single step) is an error.
+
+    Args:
+        model: a module, or what has `as_module()`.
+        edits: edits, or their texts.
+        forwards_per_step: forwards that a sampler runs in a step (guidance: two), so that each is
+            compared with its own predecessor.
+        measure: whether to measure the attention that is really taken away ("removed", "left",
+            "strongest"), which takes a pass over queries and keys for each edit and layer.
+        allow_idle: accept an edit that never could act: `log.idle` names it.
+
+    Raises:
+        ValueError: for an argument that is no edit, a model that cannot be tapped (`tapped`),
+            layers, heads and positions that are not there, edits that leave a query no key, and at
+            the end of the block if the model ran and never called `scaled_dot_product_attention`.
+    """
+    wanted = as_edits(edits)
+    check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
+    model = module_of(model)
+    log = InterventionLog(measure=measure)
+    with ExitStack() as stack:
+        tap = stack.enter_context(tapped(model, log))
+        named = [config_value(module, "num_hidden_layers") for module in model.modules()]
+        log.layer_count = next((number for number in named if isinstance(number, int)), None)
+        for edit in wanted:
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
+        seen_before = tap.forwards
+        yield log
+        tap.flush()
+    if tap.forwards > seen_before and not log.forwards + log.probed:
+        raise ValueError(no_call_message(tap, tap.forwards - seen_before))
+    for handler in log.handlers:
+        handler.end()
+    if log.idle and not allow_idle:
+        raise ValueError(next(iter(log.idle.values())))

@@ -1,0 +1,330 @@
+"""`Recording`: what `trace` has recorded, read by statistic and step.
+
+It is made of one `ForwardRecord` a forward, whose tensors stay on the device while layers run. They
+are stacked and copied to the host when it ends, and nothing waits for the copy until the next
+forward has ended too, or somebody reads: a trace need not make a GPU wait.
+"""
+
+# B batch, L layers, H query heads, Q queries, S keys, P canvas positions
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinklab.core import registry
+from sinklab.core.instrument.scope import MapKey
+from sinklab.core.sinks import STATES
+
+if TYPE_CHECKING:
+    import numpy
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU; from CUDA the copy, in pinned memory, may still be under way."""
+    return tensor.to("cpu", non_blocking=tensor.is_cuda)
+
+
+def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
+    """Tensors along a new axis, NaN beyond the end of those shorter than the longest."""
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) == 1:
+        # autocast on a processor stacks no float16
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return torch.stack(tensors, dim)
+    widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device, dtype=dtype)
+    for row, tensor in zip(padded, tensors, strict=True):
+        row[tuple(slice(0, size) for size in tensor.shape)] = tensor
+    return padded.movedim(0, dim)
+
+
+@dataclass
+class ForwardRecord:
+    """One forward pass: a tensor per statistic and layer while it runs, then one per statistic."""
+
+    number: int
+    """Number of its step."""
+    is_first: bool
+    """Whether it is the first forward of the step."""
+    is_recorded: bool
+    paths: list[str] = field(default_factory=list)
+    """Paths of all attention layers that ran, in their order."""
+    indices: list[int] = field(default_factory=list)
+    """Indices of the measured ones."""
+    parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    """Per statistic its tensors of the measured layers."""
+    visible: list[Tensor] = field(default_factory=list)
+    """Number of queries that may see each key, (B, S), of the measured layers."""
+    places: dict[str, Tensor] = field(default_factory=dict)
+    """"columns" (Q,): canvas positions of the queries; with a canvas "query_state" (B, Q) and
+    "state" (B, P), of all its positions.
+    """
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What statistics of hidden states keep from layer to layer."""
+    maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
+    """By key as it was given, and index of the layer."""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """What is left at the end: the statistics, "visible" (B, L, S), and the places."""
+    prefix: int = 0
+    copied: torch.cuda.Event | None = None
+    """Behind the copies to the host; None once they are there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        return vars(self)
+
+    def close(self, axes: dict[str, int], measured: list[int]) -> None:
+        """Stack the layers with these indices along the axis of each statistic, on the host.
+
+        Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
+        """
+        rows = [row for row, index in enumerate(self.indices) if index in measured]
+        self.indices = measured
+        if rows:
+            device = self.visible[0].device
+            for name, parts in {**self.parts, "visible": self.visible}.items():
+                there = [parts[row].to(device, torch.float32) for row in rows]
+                self.values[name] = to_host(padded_stack(there, axes.get(name, 1)))
+            for name, place in self.places.items():
+                self.values[name] = to_host(place.to(device, copy=True))
+            if device.type == "cuda":
+                self.copied = torch.cuda.current_stream(device).record_event()
+        for done in (self.parts, self.visible, self.places, self.memory):
+            done.clear()
+
+    def settle(self) -> None:
+        """Wait for the copies, and leave the pinned memory to the next forward."""
+        if self.copied is not None:
+            self.copied.synchronize()
+            self.copied = None
+            self.values = {name: value.clone() for name, value in self.values.items()}
+
+
+_EXTRA_AXES = {
+    "visible": ("batch", "key"),
+    "positions": ("batch",),
+    "query_state": ("batch", "position"),
+    "key_state": ("batch", "key"),
+}
+
+
+class Recording:
+    """The statistics that `trace` recorded, by recorded step first; a step is a forward, or the
+    forwards up to a `mark`.
+
+    Tensors are float32 on the CPU. A key axis starts with the model's `prefix` sink columns.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        """The `Recorder` of the trace."""
+        self.statistics = tuple(recorder.statistics)
+        """Names of the recorded statistics, with options that differ from their defaults."""
+
+    @property
+    def layers(self) -> list[str]:
+        """Module paths of the recorded layers in the order they ran; `path#2` ran again."""
+        return [self._recorder.scope.known[index] for index in self.layer_indices]
+
+    @property
+    def cross_attention(self) -> list[str]:
+        """Module paths of attention to another sequence, which is neither recorded nor edited."""
+        return self._recorder.left_alone
+
+    @property
+    def layer_indices(self) -> list[int]:
+        """Numbers of the recorded layers among all attention layers."""
+        return self._recorder.scope.chosen_layers()
+
+    def mark(self, step: object = None) -> None:
+        """End a step: of the forwards since the last mark, the first is its recording. Raises
+        ValueError when there was none.
+        """
+        self._recorder.mark(step)
+
+    @property
+    def steps(self) -> list[object]:
+        """Per recorded step the object given to `mark`, or its number without marks."""
+        if not self._recorder.marked:
+            return list(self.step_numbers)
+        return [step for step, frame, _ in self._recorder.marked if frame.is_recorded]
+
+    @property
+    def step_numbers(self) -> list[int]:
+        """Numbers of the recorded steps from 0, by marks, or by forwards without marks."""
+        return [frame.number for frame in self._kept()]
+
+    @property
+    def forwards_per_step(self) -> list[int]:
+        """Number of forwards of each recorded step, by marks."""
+        return [forwards for _, frame, forwards in self._recorder.marked if frame.is_recorded]
+
+    def __getattr__(self, name: str) -> list[Tensor]:
+        """`recording.received` is `recording.values("received")`."""
+        if name.startswith("_") or name not in registry.statistics:
+            raise AttributeError(
+                f"a recording has no {name!r}; statistics are {', '.join(registry.statistics)}"
+            )
+        return self.values(name)
+
+    @property
+    def visible(self) -> list[Tensor]:
+        """Per step (B, key), int64: the number of queries that may see the key, before any edit.
+
+        Raises ValueError if layers differ (as with sliding windows): read `visible_by_layer`.
+        """
+        found = []
+        for frame in self._kept():
+            count_BLS = frame.values["visible"].nan_to_num(-1).long()
+            differs_L = (count_BLS != count_BLS[:, :1]).any(-1).any(0)
+            if differs_L.any():
+                other = frame.indices[int(differs_L.int().argmax())]
+                raise ValueError(
+                    f"the layers do not see alike: {frame.paths[other]} has other visible queries "
+                    f"than {frame.paths[frame.indices[0]]}; read recording.visible_by_layer"
+                )
+            found.append(count_BLS[:, 0])
+        return found
+
+    @property
+    def visible_by_layer(self) -> list[Tensor]:
+        """Per step (B, layer, key): `visible` in each layer; NaN if there is no key."""
+        return self._stored("visible")
+
+    @property
+    def positions(self) -> list[Tensor]:
+        """Per step (B,), int64: canvas positions that some query sees, without padding and sinks.
+
+        Where a cache lets some queries run, `received` times positions / queries is as if all did.
+        """
+        found = []
+        for frame in self._kept():
+            count_BLS = frame.values["visible"][..., frame.prefix :]
+            # an encoder may have fewer positions than its decoder
+            widest_L = count_BLS.isfinite().all(-1).all(0)
+            found.append((count_BLS[:, widest_L] > 0).any(1).sum(-1))
+        return found
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """Per step (Q,), int64: canvas positions of the queries that ran."""
+        return self._stored("columns")
+
+    @property
+    def query_state(self) -> list[Tensor]:
+        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding; needs a
+        canvas.
+        """
+        self._check_states()
+        return self._stored("query_state")
+
+    @property
+    def key_state(self) -> list[Tensor]:
+        """Per step (B, key), int8: the same of each key's position, whether or not its query ran;
+        −1 for sink columns too.
+        """
+        self._check_states()
+        return [pad(frame.values["state"], (frame.prefix, 0), value=-1) for frame in self._kept()]
+
+    def by_state(self, name: str) -> numpy.ndarray:
+        """A statistic of keys, mean over the keys in each state apart: an axis "state" after
+        "batch" in place of "key"; NaN for a state without a position.
+
+        Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        """
+        if self.dims(name)[-1] != "key":
+            raise ValueError(
+                f"{name} is not counted by key (its axes are {self.dims(name)}): read "
+                f"array({name!r})"
+            )
+        steps = []
+        for value, state_BK in zip(self.values(name), self.key_state, strict=True):
+            here_SBK = torch.stack([state_BK == state for state in range(len(STATES))])
+            here = here_SBK.view(*here_SBK.shape[:2], *(1 for _ in value.shape[1:-1]), -1)
+            steps.append(value.where(here, torch.nan).nanmean(-1).transpose(0, 1))
+        return padded_stack(steps, 0).numpy()
+
+    def _check_states(self) -> None:
+        if self._recorder.canvas is None:
+            raise ValueError(
+                "states of queries need the canvas, and so do those of keys: trace(model, …, "
+                "canvas=canvas)"
+            )
+
+    @property
+    def prefix(self) -> int:
+        """Sink columns in front of the keys of the first forward."""
+        return next((frame.prefix for frame in self._recorder.steps), 0)
+
+    @property
+    def maps(self) -> dict[MapKey, Tensor]:
+        """The requested attention maps, (B, Q, key), by (step, layer, head) as given."""
+        frames = self._recorder.steps
+        return {key: map_BQS for frame in frames for (key, _), map_BQS in frame.maps.items()}
+
+    def map(self, step: int, layer: int, head: int) -> Tensor:
+        """One of `maps`. Raises ValueError for one that is not there."""
+        maps = self.maps
+        if (step, layer, head) not in maps:
+            raise ValueError(
+                f"the map of step {step}, layer {layer}, head {head} was not asked for, or its "
+                f"step never ran; there are {list(maps)}: trace(model, maps=[({step}, {layer}, "
+                f"{head})])"
+            )
+        return maps[(step, layer, head)]
+
+    def values(self, name: str) -> list[Tensor]:
+        """A statistic, one tensor a step. Raises ValueError for one that was not recorded."""
+        if name not in self.statistics:
+            raise ValueError(
+                f'{name!r} was not recorded, only {self.statistics}: trace(model, ("{name}", …))'
+            )
+        return self._stored(name)
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
+        axes = _EXTRA_AXES.get(name) or registry.statistics.parse(name).axes
+        return ("step", *axes)
+
+    def array(self, name: str) -> numpy.ndarray:
+        """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
+        steps, with the axes `dims`; NaN for keys that a step has not, and for positions (of values
+        by query) where no query ran.
+
+        Raises ValueError when nothing was recorded, or the statistic was not.
+        """
+        if name in _EXTRA_AXES:
+            tensors = [value.float() for value in getattr(self, name)]
+        else:
+            tensors = self.values(name)
+        if not tensors:
+            raise ValueError(
+                f"nothing was recorded: {len(self._recorder.steps)} steps ran, and steps= chooses "
+                "none of them; run the model inside the block"
+            )
+        if self.dims(name)[-1] == "position":
+            tensors = [
+                _spread(value, frame) for value, frame in zip(tensors, self._kept(), strict=True)
+            ]
+        return padded_stack(tensors, 0).numpy()
+
+    def _kept(self) -> list[ForwardRecord]:
+        return [frame for frame in self._recorder.steps if frame.is_recorded and frame.indices]
+
+    def _stored(self, name: str) -> list[Tensor]:
+        return [frame.values[name] for frame in self._kept()]
+
+
+def _spread(value: Tensor, frame: ForwardRecord) -> Tensor:
+    """(…, Q) in the order of the queries as (…, P) by canvas position, NaN if no query ran."""
+    positions = frame.values["visible"].shape[-1] - frame.prefix
+    return torch.full((*value.shape[:-1], positions), torch.nan).index_copy_(
+        -1, frame.values["columns"], value
+    )

@@ -1,0 +1,282 @@
+"""`trace`: watch every attention layer of a model for the length of a block."""
+
+# B batch, L layers, H query heads, Q queries, S keys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from sinklab.core.attention.context import module_of
+from sinklab.core.attention.received import attention_map
+from sinklab.core.compat import config_value
+from sinklab.core.errors import check_tensor, one_of
+from sinklab.core.instrument.backends import no_call_message
+from sinklab.core.instrument.call import Call
+from sinklab.core.instrument.recording import ForwardRecord, Recording
+from sinklab.core.instrument.routes import tapped
+from sinklab.core.instrument.scope import RecordingScope, Scope
+from sinklab.core.instrument.states import (
+    STATE_OF,
+    DecodedCanvas,
+    position_states_of,
+    query_states,
+)
+from sinklab.core.instrument.statistics import (
+    StatesView,
+    Statistic,
+    chosen_statistics,
+)
+from sinklab.core.instrument.tap import Listener
+
+
+@dataclass(eq=False)
+class Recorder(Listener):
+    """Measures the chosen statistics of every forward and keeps them for a `Recording`."""
+
+    statistics: dict[str, Statistic]
+    scope: RecordingScope
+    canvas: DecodedCanvas | None
+    is_shifted: bool
+    """Whether the state of a query is that of the next position, which it predicts."""
+    exact: bool
+    probing: int = 0
+    """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
+    marked: list[tuple[object, ForwardRecord, int]] = field(default_factory=list)
+    """Argument of each mark, the first forward of its step, and the number of forwards."""
+    pending: list[ForwardRecord] = field(default_factory=list)
+    """Forwards since the last mark."""
+    left_alone: list[str] = field(default_factory=list)
+    """Paths of cross attention."""
+    _open: ForwardRecord | None = None
+    _last: ForwardRecord | None = None
+
+    def __post_init__(self) -> None:
+        self.reads = {name for one in self.statistics.values() for name in one.reads}
+        self.reads_scores = bool(self.reads)
+        of_states = [label for label, one in self.statistics.items() if one.of_states]
+        self.of_states = next(iter(of_states), "")
+        self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)
+        """What a statistic keeps of a layer, by label and layer."""
+
+    @property
+    def steps(self) -> list[ForwardRecord]:
+        """The first forward of each step, with all that it holds on the CPU."""
+        frames = self.pending
+        if self.marked:
+            frames = [frame for _, frame, _ in self.marked]
+        for frame in frames:
+            frame.settle()
+        return frames
+
+    def mark(self, step: object) -> None:
+        """End a step. Raises ValueError when no forward came."""
+        if self.tap is None:
+            raise ValueError("mark() is for the recording of a trace, and this is a copy of one")
+        self.tap.flush()
+        if not self.pending:
+            if not self.marked:
+                raise ValueError(no_call_message(self.tap, self.tap.forwards))
+            raise ValueError(
+                "mark() ends a step, but no forward came since the last mark: mark once a step"
+            )
+        self.marked.append((step, self.pending[0], len(self.pending)))
+        self.pending.clear()
+
+    def begin(self) -> None:
+        self._open = None
+        if self.tap.suspended > self.probing:
+            return
+        number = len(self.marked or self.pending)
+        # once steps are marked, only the first forward of each is kept
+        is_first = not (self.marked and self.pending)
+        steps = self.scope.steps
+        is_recorded = is_first and (steps is None or number in steps)
+        self._open = ForwardRecord(number, is_first, is_recorded)
+
+    def observe(self, call: Call, out: Tensor) -> None:
+        frame = self._open
+        if frame is None:
+            return
+        index = len(frame.paths)
+        frame.paths.append(call.layer)
+        if index == 0:
+            self._locate(frame, call)
+        total = call.q_BHQD.shape[1]
+        if frame.is_first:
+            maps = self.scope.maps_of(frame.number, index, call.layer, total)
+            for key, head in maps.items():
+                map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
+                with torch.inference_mode(False):
+                    frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
+        if not (frame.is_recorded and self.scope.has_layer(index, call.layer)):
+            return
+        if self.canvas is not None and not frame.indices:
+            state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
+            columns_Q = frame.places["columns"]
+            frame.places["state"] = state_BS
+            frame.places["query_state"] = query_states(state_BS, columns_Q, self.is_shifted)
+        frame.indices.append(index)
+        here = call.within(
+            heads=self.scope.heads_of(call.layer, total),
+            step=frame.number,
+            query_state_BQ=frame.places.get("query_state"),
+            made_BHQD=call.unrolled(out),
+        )
+        with torch.no_grad():
+            here.fill(self.reads)
+            self._measure(frame, call.layer, here)
+        self._real_BQ = call.visibility.real_BQ
+        frame.visible.append(call.visibility.visible_BS)
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        frame = self._open
+        if frame is None:
+            return
+        with torch.no_grad():
+            for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
+                columns_Q = frame.places["columns"]
+                view = StatesView(states_BQD, self._real_BQ, columns_Q, frame.memory)
+                self._measure(frame, layer, view)
+
+    def _measure(self, frame: ForwardRecord, layer: str, view: Call | StatesView) -> None:
+        """Measure a layer: the statistics that read attention calls, or those that read the hidden
+        states after one.
+        """
+        for label, one in self.statistics.items():
+            if one.of_states != isinstance(view, StatesView):
+                continue
+            if isinstance(view, Call):
+                view = view.within(memory=self.memory[label, layer])
+            value = one.measure(view)
+            axes = [axis for axis in one.axes if axis != "layer"]
+            remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
+            check_tensor(f"what {label} measures", value, [None] * len(axes), remedy=remedy)
+            frame.parts[label].append(value)
+
+    def _locate(self, frame: ForwardRecord, call: Call) -> None:
+        """Locate the queries on the canvas: as announced, else the last ones so far."""
+        queries = call.q_BHQD.shape[2]
+        keys = call.k_BKSD.shape[2]
+        running = call.visibility.running
+        frame.prefix = call.prefix
+        by_query = [label for label, one in self.statistics.items() if "position" in one.axes]
+        if self.canvas is not None:
+            by_query.append("the state of queries")
+        if by_query and running is None and queries > keys:
+            raise ValueError(
+                f"{by_query[0]} is told by canvas position, but {call.layer} has {queries} queries "
+                f"over {keys} keys, as cross attention has: they stand at none of them; leave it "
+                "out"
+            )
+        if running is not None:
+            frame.places["columns"] = running.columns_Q
+        else:
+            first = call.visibility.first_own - frame.prefix
+            every_Q = torch.arange(queries, device=call.q_BHQD.device)
+            frame.places["columns"] = every_Q + first
+
+    def finish(self) -> None:
+        frame = self._open
+        self._open = None
+        if frame is None or not frame.paths:
+            return
+        self.left_alone = list(self.tap.left_alone)
+        self.scope.check_layers(frame.paths)
+        # before the first forward has ended, a layer counted from the end may be any
+        has_layer = self.scope.has_layer
+        measured = [index for index in frame.indices if has_layer(index, frame.paths[index])]
+        frame.maps = {
+            (key, index): map_BQS
+            for (key, index), map_BQS in frame.maps.items()
+            if self.scope.is_layer(index, frame.paths[index], key[1])
+        }
+        axes = {label: one.axes.index("layer") for label, one in self.statistics.items()}
+        with torch.inference_mode(False), torch.no_grad():
+            frame.close(axes, measured)
+        if self._last is not None:
+            # while the device is still at this forward, the last one's numbers are there
+            self._last.settle()
+        self._last = frame
+        self.pending.append(frame)
+
+    def discard(self) -> None:
+        self._open = None
+
+
+@contextmanager
+def trace(
+    model: Any,
+    statistics: Sequence[str | Statistic] = ("received", "value_norm"),
+    *,
+    canvas: Any = None,
+    state_of: str = "predicted",
+    allow_empty: bool = False,
+    exact: bool = True,
+    **scope: Unpack[Scope],
+) -> Iterator[Recording]:
+    """Record attention statistics of every forward inside the block, on any module that attends
+    through SDPA, and on models of transformers by that and by eager attention.
+
+        with trace(model) as recording:
+            for step in denoise(model.denoiser(), canvas):
+                recording.mark(step)
+        recording.array("received")     # (step, batch, layer, head, key)
+
+    The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
+    beside it. Traces nest, also with `intervene` in either order, and see edited calls. Calls
+    inside `sinklab.core.attention.unobserved()` are not seen, and attention to another sequence is
+    left alone (`recording.cross_attention`). The thread that opens the block is the one that runs
+    the model; other models and copies are unaffected.
+
+    Args:
+        statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
+            or values. Axes are those of `recording.dims(name)`.
+        canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`), which tells the states
+            of queries and keys (`recording.query_state`, `key_state`, `by_state`). The ids of a
+            step are those the denoiser announces (`sinklab.core.attention.running`), or the model's
+            own `input_ids`.
+        state_of: "predicted": a query is in the state of the position it predicts (the next one if
+            `model.config.logit_shift` is set); "own": of its own position.
+        allow_empty: the model need not run inside the block.
+        exact: False lets a denoiser stay with its fast decoder and measures what that computes:
+            numbers are equal within rounding, and the model may be under no edit.
+        layers: which to record: numbers in the order they run (from 0; negative from the end), or
+            names: module paths or whole parts of them ("layers.3"). Of the others nothing is
+            computed.
+        heads: numbers of the query heads to record.
+        steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
+            nothing is marked.
+        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen:
+            `recording.map(…)`.
+
+    Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
+    head, states without a canvas, a compiled model, a cap on scores; for another thread's model; at
+    the end for no call.
+    """
+    model = module_of(model)
+    chosen = chosen_statistics(statistics)
+    for label, one in chosen.items():
+        if one.needs_canvas and canvas is None:
+            raise ValueError(
+                f"{label} needs states of queries: no canvas was given: trace(model, …, "
+                "canvas=canvas)"
+            )
+    one_of("state_of", state_of, STATE_OF)
+    if not isinstance(canvas, DecodedCanvas | None):
+        raise ValueError(
+            f"canvas must have open_BS, mask_id and attention_BS, which {type(canvas).__name__} "
+            "lacks: pass the sampling.Canvas that is decoded"
+        )
+    is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
+    recorder = Recorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
+    with tapped(model, recorder) as tap:
+        recorder.probing = tap.suspended
+        seen_before = tap.forwards
+        yield Recording(recorder)
+    forwards = tap.forwards - seen_before
+    if not recorder.scope.known and (forwards or not allow_empty):
+        raise ValueError(no_call_message(tap, forwards))

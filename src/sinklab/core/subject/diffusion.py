@@ -1,0 +1,160 @@
+"""The masked-token objective: noise, and the loss on it. Equations are those of «One Token Is
+Enough».
+
+`masked_token_loss` is the definition. Training calls ``model(noisy, labels=…, label_weights=…)``
+with weights 1/(t·N), which is the same loss, computed in chunks (`sinklab.core.subject.head`).
+"""
+
+# B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sinklab.core.errors import check_count, check_tensor, one_of
+
+SAMPLERS = ("iid", "low_discrepancy")
+
+
+def sample_times(
+    batch: int,
+    *,
+    eps: float = 1e-3,
+    sampler: str = "iid",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
+    probability.
+
+    Args:
+        batch: number of times, B ≥ 1.
+        eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
+        sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do.
+            ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order: the
+            same marginal, less variance of the loss.
+        generator: source of randomness.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    if not 0 < eps < 1:
+        raise ValueError(
+            f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: "
+            "try 1e-3"
+        )
+    check_count("batch", batch, "it counts times to draw")
+    one_of("sampler", sampler, SAMPLERS)
+    if sampler == "iid":
+        u_B = torch.rand(batch, generator=generator)
+    else:
+        offset = torch.rand((), generator=generator)
+        order_B = torch.randperm(batch, generator=generator)
+        u_B = (offset + order_B / batch) % 1.0
+    return eps + (1 - eps) * u_B
+
+
+def corrupt(
+    ids_BS: Tensor,
+    t_B: Tensor,
+    *,
+    mask_id: int,
+    maskable_BS: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Replace each maskable token by [MASK] independently with probability t (Eq. 1, linear
+    schedule).
+
+    Args:
+        ids_BS: clean token ids, int64.
+        t_B: times in (0, 1], of each row or (B, S) of each token; 1 masks everything.
+        mask_id: id of the mask token.
+        maskable_BS: bool, False where a token must stay (prompt, padding); None allows all.
+        generator: source of randomness on the device of ``ids_BS``.
+
+    Returns:
+        ``noisy_BS`` (int64) and ``masked_BS`` (bool, True where a token was replaced).
+
+    Raises:
+        ValueError: if shapes disagree or a time is out of range.
+    """
+    check_tensor("ids", ids_BS, (None, None))
+    t_BS = _by_token(t_B, ids_BS)
+    if maskable_BS is not None:
+        check_tensor("maskable", maskable_BS, ids_BS.shape, remedy="as the ids")
+    if not bool(((t_B > 0) & (t_B <= 1)).all()):
+        raise ValueError(
+            f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to "
+            f"{t_B.max().item():.3g}"
+        )
+    # torch.rand is in [0, 1): t = 1 masks every token for certain
+    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(
+        ids_BS.device
+    )
+    if maskable_BS is not None:
+        masked_BS &= maskable_BS
+    return ids_BS.masked_fill(masked_BS, mask_id), masked_BS
+
+
+def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
+    """Times of each token, (B, S)."""
+    check_tensor(
+        "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
+    )
+    if t_B.ndim == 2:
+        return t_B
+    return t_B[:, None].expand(ids_BS.shape)
+
+
+def masked_token_loss(
+    logits_MV: Tensor,
+    ids_BS: Tensor,
+    masked_BS: Tensor,
+    t_B: Tensor,
+    *,
+    maskable_BS: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4).
+
+    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
+    expectation over t and masks bounds the negative log-likelihood per token.
+
+    Args:
+        logits_MV: logits at the masked positions, in row-major order.
+        ids_BS: clean token ids.
+        masked_BS: bool, True where the model saw [MASK].
+        t_B: masking probability of each row, (B,), or of each token, (B, S).
+        maskable_BS: bool, the tokens that could have been masked; None means all.
+        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
+            own maskable count).
+
+    Returns:
+        float32, or float64 if the logits are.
+
+    Raises:
+        ValueError: if shapes disagree, a row (for "mean": every row) has no maskable token, or the
+            reduction is unknown.
+    """
+    one_of("reduction", reduction, ("mean", "row"))
+    check_tensor(
+        "logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS"
+    )
+    if maskable_BS is None:
+        maskable_BS = torch.ones_like(masked_BS)
+    for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
+        check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
+    t_BS = _by_token(t_B, ids_BS)
+    tokens = maskable_BS.sum(dim=1)
+    if reduction == "mean":
+        tokens = tokens.sum()
+    if not bool(tokens.all()):
+        raise ValueError(
+            "the loss is a mean over maskable tokens, but there is none to divide by; drop such "
+            "rows"
+        )
+    exact_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+    ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
+    row_M = masked_BS.nonzero()[:, 0]
+    weighted_M = ce_M / t_BS.to(ce_M)[masked_BS]
+    if reduction == "mean":
+        return weighted_M.sum() / tokens
+    return weighted_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M) / tokens

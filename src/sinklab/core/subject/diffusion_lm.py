@@ -1,0 +1,400 @@
+"""A diffusion language model: a decoder of transformers made bidirectional, with an optional sink
+and gate.
+
+Both are added by hooks, so that no model code is copied and the tensors keep their usual names.
+"""
+
+# B batch, S sequence, N added sinks, D hidden size, V vocabulary, M wanted positions (row-major),
+# A attention width (heads × head dim)
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+
+from sinklab.core.compat import stated
+from sinklab.core.errors import check_tensor
+from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
+from sinklab.core.subject import masks
+from sinklab.core.subject.config import DiffusionLMConfig
+from sinklab.core.subject.denoising import ModelDenoiser
+from sinklab.core.subject.generation import GenerateByDenoising
+from sinklab.core.subject.head import Head, LossTargets
+from sinklab.core.subject.masks import CanvasGeometry
+from sinklab.core.subject.prefix import SinkPrefix, take_prefix
+from sinklab.core.subject.sinks import tensors_of
+
+
+def _round_to_bfloat16(
+    module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
+    """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
+    return tuple(table.bfloat16().to(table.dtype) for table in tables)
+
+
+class Gate(nn.Linear):
+    """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
+    8–10); ``bias`` is the initial value of b, None leaves it out (Eq. 9).
+
+    Its bound methods are the hooks, so that a copied or pickled model uses the copy's gate.
+    """
+
+    def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
+        super().__init__(hidden_size, width, bias=bias is not None)
+        self.bias_start = bias
+        self.pending: Tensor | None = None
+        """Factors for the output projection that comes next; None when none are owed."""
+
+    def reset_parameters(self) -> None:
+        """Draw no random numbers here: the model does, with its other weights."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # factors that an interrupted call left behind belong to its graph and cannot be copied
+        return super().__getstate__() | {"pending": None}
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Factors (B, S, A) in (0, 1)."""
+        return torch.sigmoid(super().forward(x_BSD))
+
+    def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Compute the factors from the input of attention, before it runs."""
+        self.pending = self(kwargs["hidden_states"])
+
+    def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
+        """Apply the factors once, before the output projection."""
+        if self.pending is None:
+            return None
+        factors = self.pending
+        self.pending = None
+        return (args[0] * factors, *args[1:])
+
+    def attach(self, attention: Any) -> None:
+        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``."""
+        attention.register_forward_pre_hook(self.remember, with_kwargs=True)
+        attention.o_proj.register_forward_pre_hook(self.multiply)
+
+
+class DiffusionLM(GenerateByDenoising, PreTrainedModel):
+    """Predicts the tokens under [MASK] from both sides.
+
+    The sink adds the tensors of its kind (``sink_embeddings`` (N, D) of a token) and enters every
+    layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6; the gate adds
+    ``gates.i``.
+    """
+
+    config_class = DiffusionLMConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _supports_flash_attn = True
+    sink_form = "auto"
+    """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
+    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
+    """
+    _no_split_modules = [  # noqa: RUF012
+        "LlamaDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Qwen3MoeDecoderLayer",
+        "Glm4MoeDecoderLayer",
+    ]
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DiffusionLMConfig) -> None:
+        super().__init__(config)
+        backbone = config.backbone
+        self.model = AutoModel.from_config(backbone)
+        self.lm_head = Head(
+            backbone.hidden_size,
+            config.output_vocab_size or backbone.vocab_size,
+            backbone.vocab_size,
+        )
+        if config.rope_dtype == "bfloat16":
+            self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
+        for layer in self.model.layers:
+            layer.self_attn.register_forward_pre_hook(take_prefix, with_kwargs=True)
+        sink = config.sink
+        if sink is not None:
+            if sink.positions:
+                for form in fast_sinks.values():
+                    form.attach(self.model)
+            sink.attach(self.model)
+            for name in sink.tensors:
+                self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
+        if config.gate != "none":
+            self.gates = nn.ModuleList()
+            for attention in (layer.self_attn for layer in self.model.layers):
+                gate = Gate(backbone.hidden_size, attention.o_proj.in_features, config.gate_bias)
+                gate.attach(attention)
+                self.gates.append(gate)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.backbone.initializer_range
+        # transformers.initialization skips tensors that a checkpoint has already filled
+        from transformers import initialization as init
+
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.constant_(module.bias, stated(module, "bias_start", 0.0))
+        elif module is self and self.config.sink is not None:
+            for name in self.config.sink.tensors:
+                # a copy, which a kind may fill by any function of torch
+                started = torch.empty_like(self.get_parameter(name))
+                self.config.sink.initialize(name, started, std)
+                init.copy_(self.get_parameter(name), started)
+
+    @classmethod
+    def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
+        """A DLM that starts from the weights of an autoregressive model.
+
+        Args:
+            causal_lm: the model.
+            settings: fields of the config.
+
+        Raises:
+            ValueError: if the model is not of a supported type.
+        """
+        fields = {**causal_lm.config.to_dict(), "dtype": causal_lm.dtype}
+        # not .to(dtype): that would round the rotary frequencies too
+        model: Any = cls._from_config(
+            DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype
+        )
+        missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
+        ours = (*tensors_of(model.config), "gates.")
+        if unexpected or any(not name.startswith(ours) for name in missing):
+            raise ValueError(
+                f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}"
+            )
+        return model
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **settings: Any
+    ) -> nn.Embedding:
+        """Change the size of the vocabulary; arguments as in transformers.
+
+        Raises:
+            ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
+        """
+        rows = self.config.output_vocab_size
+        mask_id = self.config.mask_token_id
+        if rows not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
+                "resized together; leave the vocabulary as it is"
+            )
+        if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
+            raise ValueError(
+                f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
+                f"{mask_id + 1}"
+            )
+        embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)
+        size = embedding.num_embeddings
+        with torch.device("meta"):
+            head = Head(self.config.backbone.hidden_size, size, size)
+        # transformers makes a plain Linear; its weight may be tied
+        head.weight = self.lm_head.weight
+        self.lm_head = head.train(self.training)
+        self.model.vocab_size = size
+        if rows is not None:
+            self.config.output_vocab_size = size
+        return embedding
+
+    def _set_gradient_checkpointing(  # type: ignore[override]
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
+    ) -> None:
+        """What every way to turn checkpointing on calls.
+
+        Raises:
+            ValueError: for reentrant checkpointing, which loses the gradient of the sink.
+        """
+        if enable and stated(gradient_checkpointing_func, "keywords", {}).get(
+            "use_reentrant", True
+        ):
+            raise ValueError(
+                "gradient checkpointing with use_reentrant=True drops the gradient of the sink; "
+                "turn it on with use_reentrant=False"
+            )
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
+
+    def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
+        """Keys and values of the sinks for texts of these lengths; None without a sink."""
+        sink = self.config.sink
+        if sink is None:
+            return None
+        return sink.prefix(self, length, lengths_B)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sink_prefix: SinkPrefix | None = None,
+        causal: bool = False,
+        visible: Tensor | None = None,
+        clean: Tensor | None = None,
+    ) -> Tensor:
+        """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(
+                f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}"
+            )
+        self.config.check_length(input_ids.shape[1])
+        real_BS = masks.real_positions(input_ids, attention_mask)
+        if clean is not None:
+            self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
+        if clean is None and sink_prefix is None:
+            form = fast_path(fast_sinks, self)
+            if form is not None:
+                return form.states(self, input_ids, real_BS, causal, visible)
+        read = input_ids
+        if clean is not None:
+            read = torch.cat([input_ids, clean], dim=1)
+        embeds_BSD = self.model.embed_tokens(read)
+        geometry = CanvasGeometry.of(
+            self,
+            real_BS,
+            embeds_BSD,
+            input_ids.shape,
+            sinks=sink_prefix,
+            causal=causal,
+            visible=visible,
+            is_doubled=clean is not None,
+        )
+        states_BSD = self.decoder_states(
+            embeds_BSD, geometry.mask, geometry.position_ids_BS, geometry.sinks, is_causal=causal
+        )
+        return states_BSD[:, : input_ids.shape[1]]
+
+    def decoder_states(
+        self,
+        embeds_BSD: Tensor,
+        mask: Tensor | None,
+        position_ids_BS: Tensor,
+        sinks: Any,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Final normed states (B, S, D) of the backbone, from embeddings of the columns that run.
+
+        Args:
+            mask: from `attention_mask`.
+            position_ids_BS: of these columns, (1 or B, S).
+            sinks: a :class:`SinkPrefix`, or a memory of all columns that stands for one.
+        """
+        return self.model(
+            inputs_embeds=embeds_BSD,
+            attention_mask=mask,
+            position_ids=position_ids_BS,
+            use_cache=False,
+            is_causal=is_causal,
+            sink_prefix=sinks,
+            without_mask=mask is None,
+        ).last_hidden_state
+
+    def _check_clean(self, input_ids: Tensor, clean: Tensor, *, is_alone: bool) -> None:
+        if self.config.block_length is None:
+            raise ValueError(
+                "a clean text beside the noisy one is for attention in blocks, but this model has "
+                "full attention; set config.block_length, or leave out clean"
+            )
+        if not is_alone:
+            raise ValueError(
+                "with a clean text blocks alone say who sees whom; leave out visible and causal"
+            )
+        check_tensor("clean", clean, input_ids.shape, "int64", "as input_ids")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
+        sink_prefix: SinkPrefix | None = None,
+        causal: bool = False,
+        *,
+        visible: Tensor | None = None,
+        clean: Tensor | None = None,
+        labels: Tensor | None = None,
+        label_weights: Tensor | None = None,
+        head_chunk: int = 4096,
+        liger: bool | None = None,
+    ) -> MaskedLMOutput:
+        """Logits for the token at each position, or with ``labels`` the training loss.
+
+        Args:
+            input_ids: token ids (B, S), with [MASK] at every position to be predicted.
+            attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
+            logits_to_keep: bool (B, S), the positions with logits; or int64 (M,), their numbers in
+                the flattened batch, ascending, which need not be read from the device.
+            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls.
+            causal: each position sees the sinks and the positions to its left only.
+            visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
+                counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
+                and ``config.attention`` block more. Positions do not change.
+            clean: with attention in blocks, the same text without noise (B, S): each block then
+                sees its own noisy tokens and the clean ones of the blocks before it (BD3-LM,
+                2503.09573). Without it, it sees those blocks as they stand in ``input_ids``.
+            labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
+            label_weights: float (B, S), weight of each position of the loss; None for 1.
+            head_chunk: positions per chunk of logits.
+            liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
+
+        Returns:
+            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
+                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats (float32,
+                or float64 if the model is), and no logits.
+
+        Raises:
+            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
+                or an absent Liger.
+        """
+        targets = None
+        if labels is not None or label_weights is not None:
+            if logits_to_keep is not None:
+                raise ValueError(
+                    "labels say where the head is applied; pass them or logits_to_keep, not both"
+                )
+            targets = LossTargets.of(input_ids, labels, label_weights)
+        states_BSD = self.hidden_states(
+            input_ids, attention_mask, sink_prefix, causal, visible, clean
+        )
+        if self.config.logit_shift:
+            before_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+            if attention_mask is not None:
+                starts_BS1 = masks.starts(attention_mask).unsqueeze(-1)
+                before_BSD = torch.where(starts_BS1, states_BSD, before_BSD)
+            states_BSD = before_BSD
+        if targets is not None:
+            loss = targets.loss(self.lm_head, states_BSD, head_chunk, liger)
+            return MaskedLMOutput(loss=loss)
+        if logits_to_keep is not None and logits_to_keep.ndim == 1:
+            states_BSD = states_BSD.flatten(0, 1).index_select(0, logits_to_keep)
+        elif logits_to_keep is not None:
+            check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
+            states_BSD = states_BSD[logits_to_keep]
+        return MaskedLMOutput(logits=self.lm_head(states_BSD))
+
+    def denoiser(
+        self, attention_mask: Tensor | None = None, *, plain: bool = False
+    ) -> ModelDenoiser:
+        """This model as a denoiser for canvases with this padding.
+
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a faster subclass may
+        take its place. Make a new one after the weights change: everything that does not depend on
+        the text is computed once.
+        """
+        fast = None
+        if not plain:
+            fast = fast_path(fast_decoders, self, attention_mask)
+        return fast or ModelDenoiser(self, attention_mask, plain=plain)
+
+
+AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)
+AutoModel.register(DiffusionLMConfig, DiffusionLM, exist_ok=True)
+AutoModelForMaskedLM.register(DiffusionLMConfig, DiffusionLM, exist_ok=True)

@@ -1,0 +1,343 @@
+"""The way through transformers' attention functions: what is recorded is what the way through SDPA
+records.
+"""
+
+# B batch, H query heads, K key heads, Q queries, S keys, D head dim
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import transformers
+from dense_twin import dense, received
+from torch import nn
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core.instrument import (
+    BlockKeys,
+    Edit,
+    Positions,
+    TopKeys,
+    intervene,
+    trace,
+)
+from sinklab.core.instrument import backends as ways
+from sinklab.core.instrument.routes import ModelTap
+from sinklab.core.registry import interventions, statistics
+from tiny_diffusion import tiny_model
+from tiny_models import SIZES, llama
+
+IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
+LEFT = torch.ones(2, 10, dtype=torch.long)
+LEFT[0, :4] = 0
+EAGER = pytest.param("eager", marks=pytest.mark.ring("lab"))
+LAYERS = [f"model.layers.{number}.self_attn" for number in (0, 1)]
+ALL = ["received", "value_norm", "row_entropy", "last_row"]
+if "massive_activations" in statistics:
+    ALL.append("massive_activations")
+
+
+@pytest.fixture
+def by_hooks(monkeypatch):
+    """Every model is tapped by hooks and a mode over its whole forward."""
+    monkeypatch.setattr("sinklab.core.instrument.routes.interface_configs", lambda modules: [])
+
+
+def recorded(model, **given):
+    with (
+        trace(model, ALL) as recording,
+        intervene(model, BlockKeys(TopKeys(1))) as log,
+        torch.no_grad(),
+    ):
+        logits = model(IDS, **given).logits
+        logits = model(IDS, **given).logits
+    arrays = {name: torch.as_tensor(recording.array(name)) for name in ALL}
+    return logits, arrays | {"gone": log.removals[-1].columns_BLHM}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_both_ways_record_the_same(padded, request):
+    model, given = llama(), {"attention_mask": LEFT} if padded else {}
+    logits, narrow = recorded(model, **given)
+    request.getfixturevalue("by_hooks")
+    others, wide = recorded(model, **given)
+    assert torch.equal(logits, others)
+    for name, found in wide.items():
+        assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_but_attention_is_heard_of_a_model_of_transformers(
+    monkeypatch,
+):
+    heard, hear = [], ModelTap.__torch_function__
+
+    def listen(self, func, *given):
+        heard.append(func)
+        return hear(self, func, *given)
+
+    monkeypatch.setattr(ModelTap, "__torch_function__", listen)
+    model = llama()
+    with trace(model), torch.no_grad():
+        assert not model.model.layers[0].self_attn._forward_hooks
+        model(IDS)
+    assert torch.nn.functional.linear not in heard and len(heard) <= 12 * 2
+
+
+def test_the_model_keeps_its_attention_and_so_does_its_copy():
+    model = llama()
+    plain = model(IDS).logits
+    with trace(model) as outer:
+        with trace(model.model):
+            twin = copy.deepcopy(model)
+            model(IDS)
+        assert torch.equal(twin(IDS).logits, plain)
+        assert torch.equal(model(IDS).logits, plain)
+    assert model.config._attn_implementation == "sdpa" and len(outer.received) == 2
+    assert torch.equal(twin(IDS).logits, plain)
+    with trace(twin) as recording:
+        twin(IDS)
+    assert len(recording.received) == 1
+
+
+def test_models_that_share_a_config_leave_each_other_alone():
+    one = llama()
+    two = type(one)(one.config).eval()
+    with trace(one) as first:
+        with refusing("the model was not run inside"), trace(two):
+            one(IDS)
+        two(IDS)
+        one(IDS)
+    assert len(first.received) == 2
+
+
+class Twin:
+    """Received attention and visible queries of every layer in double precision, from the states
+    that enter it.
+    """
+
+    def __init__(self, model, given, causal):
+        real_BS = given.get("attention_mask", torch.ones_like(IDS)).bool()
+        may_BQS = real_BS[:, None] & real_BS[:, :, None]
+        if causal:
+            may_BQS = may_BQS.tril()
+        double = copy.deepcopy(model).double()
+        double.set_attn_implementation("sdpa")
+        _, seen = dense(double, lambda: double(IDS, **given))
+        self.real_BS = real_BS
+        self.received = [received(a, real_BS) for a in seen.maps]
+        self.entropy = [torch.special.entr(a).sum(-1) for a in seen.maps]
+        self.visible_BS = may_BQS.sum(1)
+
+    def check(self, recording):
+        for received_BLHS in recording.received:
+            for layer, expected_BHS in enumerate(self.received):
+                assert (received_BLHS[:, layer].double() - expected_BHS).abs().max() < 1e-5
+        for entropy_BLHS in recording.row_entropy:
+            for layer, expected_BHS in enumerate(self.entropy):
+                off_BSH = (entropy_BLHS[:, layer] - expected_BHS).abs().transpose(1, 2)
+                assert off_BSH[self.real_BS].max() < 1e-4
+        assert torch.equal(recording.visible[0].long(), self.visible_BS)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("base", ["sdpa", EAGER])
+def test_backends(base, causal, padded, kv_heads):
+    model = llama(causal=causal, kv_heads=kv_heads)
+    given = {"attention_mask": LEFT} if padded else {}
+    twin = Twin(model, given, causal)
+    model.set_attn_implementation(base)
+    with torch.no_grad():
+        plain = model(IDS, **given).logits
+        with trace(model, ("received", "row_entropy")) as recording:
+            assert torch.equal(model(IDS, **given).logits, plain)
+        assert torch.equal(model(IDS, **given).logits, plain)
+    assert model.config._attn_implementation == base and recording.layers == LAYERS
+    twin.check(recording)
+
+
+@pytest.mark.ring("lab")
+@pytest.mark.parametrize("padded", [False, True])
+def test_edits_of_eager_attention(padded):
+    model, given = llama(), {"attention_mask": LEFT} if padded else {}
+    logits, gone = [], []
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        with (
+            intervene(
+                model, BlockKeys(TopKeys(2)), BlockKeys(Positions((5,)), when="now", heads=(1, 2))
+            ) as log,
+            torch.no_grad(),
+        ):
+            model(IDS, **given)
+            logits.append(model(IDS, **given).logits[LEFT.bool()])
+        gone.append([removal.columns_BLHM for removal in log.removals])
+        with torch.no_grad():
+            untouched = model(IDS, **given).logits[LEFT.bool()]
+        assert (untouched - logits[-1]).abs().max() > 1e-2
+    assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
+    assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Open(Edit):
+    """Another mask than the model's: none, or a causal one alone."""
+
+    is_causal: bool = False
+
+    def before(self, call):
+        return replace(call, mask=None, is_causal=self.is_causal)
+
+
+@pytest.mark.ring("lab")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_an_edit_that_opens_the_mask_opens_that_of_eager_attention(is_causal, scratch):
+    scratch(interventions)
+    interventions.register("open")(Open)
+    model, logits = llama(), []
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        with intervene(model, Open(is_causal)), torch.no_grad():
+            logits.append(model(IDS, attention_mask=LEFT).logits)
+    assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.ring("lab")
+def test_eager_attention_that_ignores_its_mask_is_refused_where_a_key_is_blocked():
+    small = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "mlp_ratio": 2}
+    sizes = {"patch_size": 16, "crop_size": 32, "frames_per_clip": 4, "tubelet_size": 2}
+    predictor = {f"pred_{name}": size for name, size in small.items() if name != "mlp_ratio"}
+    config = transformers.VJEPA2Config(**small, **sizes, **predictor)
+    encoder = transformers.VJEPA2Model(config).eval().encoder
+    encoder.config._attn_implementation = "eager"
+    frames = torch.randn(1, 4, 3, 32, 32)
+    with torch.no_grad(), trace(encoder) as recording:
+        encoder(frames)
+    assert len(recording.received) == 1
+    with refusing("ignores its mask"), intervene(encoder, BlockKeys(TopKeys(2), when="now")):
+        encoder(frames)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"sink": 2}, {"block_length": 4}, {"sink": 2, "block_length": 4}]
+)
+@pytest.mark.ring("lab")
+def test_our_own_models_whatever_their_backend(settings):
+    """The pass of the sinks alone is not seen, blocks and padding are."""
+    found = []
+    for name in ("sdpa", "eager"):
+        model = tiny_model(**settings)
+        model.model.set_attn_implementation(name)
+        with torch.no_grad(), trace(model) as recording:
+            logits = model(IDS, attention_mask=LEFT).logits
+            assert torch.equal(model(IDS, attention_mask=LEFT).logits, logits)
+        assert recording.prefix == settings.get("sink", 0) and len(recording.received) == 2
+        found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kind, settings, option",
+    [
+        ("Gemma2", {}, "softcap"),
+        ("GptOss", {"num_local_experts": 2}, "s_aux"),
+        ("Llama", {}, "sinks"),
+    ],
+)
+@pytest.mark.ring("lab")
+def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
+    sizes = SIZES | {"vocab_size": 50, "head_dim": 8, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    if option == "sinks":
+        # as MiMoV2Flash, whose function reads them from its module
+        model.model.layers[0].self_attn.sinks = nn.Parameter(torch.zeros(4))
+    model.set_attn_implementation("eager")
+    with refusing(rf"{kind}Attention .*'{option}'"), trace(model):
+        model(IDS)
+
+
+@pytest.mark.parametrize("base", ["flex_attention", "flash_attention_2", "hub/kernel"])
+def test_other_attention_functions_are_refused_by_name(base):
+    model = llama()
+    model.config._attn_implementation_internal = base
+    for watch in (trace, intervene):
+        with refusing(rf'{base}.*set_attn_implementation\("sdpa"\)'), watch(model):
+            pass
+    assert model.config._attn_implementation == base
+
+
+def test_another_thread_is_refused_and_one_attention_may_be_tapped_twice():
+    model, said = llama(), []
+
+    def run():
+        try:
+            model.model.layers[0](
+                torch.randn(1, 3, 32),
+                position_embeddings=(torch.ones(1, 3, 8), torch.zeros(1, 3, 8)),
+            )
+        except ValueError as error:
+            said.append(str(error))
+
+    with trace(model) as outer, trace(model.model) as inner:
+        model(IDS)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(said) == 1 and "'MainThread' has a trace" in said[0]
+    assert len(outer.received) == len(inner.received) == 1
+    assert torch.equal(outer.received[0], inner.received[0]) and not ways._taps
+
+
+def test_attention_within_a_function_of_torch_is_seen():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(2, 5, 8)
+    plain = model(x)
+    with trace(model) as recording:
+        assert torch.equal(model(x), plain)
+    heads = model.attention(x, x, x, average_attn_weights=False)[1]
+    assert_close(recording.received[0][:, 0], heads.sum(-2))
+    with intervene(model, BlockKeys(Positions((1,)), when="now")):
+        assert not torch.equal(model(x), plain)
+    with (
+        refusing(r"mha.set_fastpath_enabled"),
+        trace(model),
+        torch.no_grad(),
+    ):
+        model(x)
+
+
+def test_a_forward_that_is_not_seen_is_refused():
+    functions = transformers.AttentionInterface
+    functions.register("unread", functions._global_mapping["sdpa"])
+    model = llama()
+    with trace(model) as recording:
+        model(IDS)
+        model.set_attn_implementation("unread")
+        refused("forward 2 made no attention", model, IDS)
+    assert len(recording.received) == 1 and model.config._attn_implementation == "unread"
+    del functions._global_mapping["unread"]
+
+
+def test_transformers_has_its_own_functions_again_after_the_last_block():
+    own = transformers.AttentionInterface.get_interface
+    with trace(llama(), allow_empty=True):
+        assert transformers.AttentionInterface.get_interface is not own
+        with trace(llama(), allow_empty=True):
+            pass
+        assert transformers.AttentionInterface.get_interface is not own
+    assert transformers.AttentionInterface.get_interface is own

@@ -1,0 +1,379 @@
+"""Massive activations and clipped channels against explicit hooks, and keys told apart by the state
+of positions.
+"""
+
+# B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
+import itertools
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.testing import assert_allclose
+from packaging.version import Version
+from probed import canvas_of, decoded
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core.attention import is_observed
+from sinklab.core.instrument import intervene, position_states, trace
+from sinklab.core.subject import Canvas, denoise
+from sinklab.extras.fast.arithmetic import bisected_median, partitioned_median
+from sinklab.lab.caching import DualCache
+from sinklab.lab.measures import MaskSinks
+from sinklab.lab.measures.statistics import MassiveActivations
+from sinklab.lab.scoring import ClipChannel, state_records
+from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, checkpointed, llama
+
+VALUE, CHANNEL, POSITION, RATIO = range(len(MassiveActivations.columns))
+
+
+def layers_of(model):
+    inner = getattr(model, "model", model)
+    return getattr(inner, "layers", None) or model.blocks
+
+
+def hooked(model, run, change=lambda number, states_BSD: states_BSD):
+    """What `run()` gives, and the states after each layer, by hooks written out; `change` is what a
+    layer gives.
+    """
+    seen = {}
+
+    def after(number, output):
+        if not is_observed():
+            # added sinks run through the layers alone
+            return output
+        seen[number] = change(number, output[0] if isinstance(output, tuple) else output)
+        return (seen[number], *output[1:]) if isinstance(output, tuple) else seen[number]
+
+    with ExitStack() as stack, torch.no_grad():
+        for number, layer in enumerate(layers_of(model)):
+            hook = layer.register_forward_hook(
+                lambda _, __, output, number=number: after(number, output)
+            )
+            stack.callback(hook.remove)
+        return run(), [seen[number] for number in sorted(seen)]
+
+
+def distinct(seed):
+    """Ids (2, 9), none twice in a row: magnitudes without ties."""
+    return torch.stack(
+        [
+            torch.randperm(26, generator=torch.Generator().manual_seed(seed + row))[:9] + 3
+            for row in (0, 9)
+        ]
+    )
+
+
+def greatest(states_SD, top=3, real_S=None):
+    """(R, 4) of one row, in numpy."""
+    states = states_SD.numpy().astype(np.float64)
+    places = np.arange(len(states)) if real_S is None else np.flatnonzero(real_S)
+    flat = sorted(
+        ((abs(states[s, d]), states[s, d], d, s) for s in places for d in range(states.shape[1])),
+        reverse=True,
+    )
+    median = sorted(size for size, *_ in flat)[(len(flat) - 1) // 2]
+    return np.array(
+        [(value, channel, position, size / median) for size, value, channel, position in flat[:top]]
+    )
+
+
+class Pair(torch.nn.Module):
+    """A block in the form of LLaDA's: its states, and a cache."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x_BSD):
+        return self.block(x_BSD), None
+
+
+class Pairs(HandWritten):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(map(Pair, self.blocks))
+
+    def forward(self, ids_BS):
+        x_BSD = self.embed(ids_BS)
+        for block in self.blocks:
+            x_BSD, _ = block(x_BSD)
+        return x_BSD @ self.embed.weight.T
+
+
+class Twice(torch.nn.Module):
+    """A decoder layer that attends twice."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x_BSD):
+        return self.second(self.first(x_BSD))
+
+
+def test_a_layer_that_attends_twice_is_recorded_by_its_first_call():
+    model = HandWritten()
+    model.blocks = torch.nn.ModuleList([Twice(*model.blocks[:2])])
+    with torch.no_grad(), intervene(model, ClipChannel(channels=(0,), limit=0.0)) as log:
+        model(distinct(1))
+    assert log.tap.layers == {"blocks.0.first": 0, "blocks.0.second": 1}
+    assert {record.layer for record in state_records(log)} == {0}
+
+
+LEFT = torch.ones(2, 9, dtype=torch.long)
+LEFT[1, :5] = 0
+
+
+@pytest.mark.parametrize(
+    "model, given",
+    [
+        (Pairs(), {}),
+        (llama(), {}),
+        (llama(causal=True, kind="qwen2"), {}),
+        (HandWritten(), {}),
+        (tiny_model(), {"attention_mask": LEFT}),
+        (tiny_model(2, logit_shift=True), {}),
+    ],
+)
+def test_massive_activations_are_those_of_the_hooks(model, given):
+    ids = distinct(1)
+    _, states = hooked(model, lambda: model(ids, **given))
+    name = "massive_activations:top=5"
+    with torch.no_grad(), trace(model, (name, "received")) as recording:
+        model(ids, **given)
+    found = recording.array(name)
+    assert recording.dims(name) == ("step", "batch", "layer", "rank", "number")
+    for layer, states_BSD in enumerate(states):
+        for row in range(2):
+            # padding is neither great nor in the median
+            real_S = given["attention_mask"][row].numpy() if given else None
+            expected = greatest(states_BSD[row], 5, real_S)
+            assert_allclose(found[0, row, layer], expected, rtol=1e-5)
+
+
+def test_positions_are_those_of_the_canvas_under_a_cache():
+    model = tiny_model(1)
+    canvas, names = canvas_of(model, [[5, 6, 7, 8]]), ("massive_activations",)
+    _, recording, _ = decoded(model, canvas, cache=DualCache(), statistics=names)
+    for nth, columns_Q in enumerate(recording.columns):
+        found = recording.massive_activations[nth][..., POSITION]
+        assert set(found.flatten().int().tolist()) <= set(columns_Q.tolist())
+    assert {len(columns_Q) for columns_Q in recording.columns} == {10, 3}
+
+
+class Bare(torch.nn.Module):
+    """Attends outside of any list of layers."""
+
+    def forward(self, x_BHSD):
+        return torch.nn.functional.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
+
+
+class Flat(torch.nn.Module):
+    """Gives its states without an axis of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Bare()])
+
+    def forward(self, x_BHSD):
+        return self.layers[0](x_BHSD)
+
+
+@pytest.mark.parametrize("model, message", [(Bare(), "outside"), (Flat(), r"layers\.0")])
+def test_a_layer_that_gives_no_states_is_refused(model, message):
+    x = torch.randn(1, 2, 4, 8)
+    with trace(model) as recording:
+        model(x)
+    assert len(recording.received) == 1
+    for watch in (
+        trace(model, ("massive_activations",)),
+        intervene(model, ClipChannel(channels=0, limit=1.0)),
+    ):
+        with refusing(message), watch:
+            model(x)
+
+
+EDITS = {
+    "limit": (
+        ClipChannel(channels=(3, 7), limit=0.2, layers=0),
+        lambda x_BSC: x_BSC.clamp(-0.2, 0.2),
+    ),
+    "zero": (ClipChannel(channels=5, limit=0.0, layers=1), lambda x_BSC: 0 * x_BSC),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("model", [llama(), HandWritten(), Pairs(), tiny_model(2)])
+def test_a_clip_is_that_of_the_hooks(model, name):
+    edit, formula = EDITS[name]
+    channels, count = list(edit.channels), len(layers_of(model))
+    where = range(count) if edit.layers is None else [edit.layers[0] % count]
+    raw = {}
+
+    def change(number, states_BSD):
+        if number in where:
+            raw[number], states_BSD = states_BSD, states_BSD.clone()
+            states_BSD[..., channels] = formula(raw[number][..., channels])
+        return states_BSD
+
+    ids = distinct(3)
+
+    def run():
+        out = model(ids)
+        return getattr(out, "logits", out)
+
+    expected, states = hooked(model, run, change)
+    with (
+        torch.no_grad(),
+        intervene(model, edit) as log,
+        trace(model, ("massive_activations",)) as recording,
+    ):
+        logits = run()
+        run()
+    assert_close(logits, expected)
+    assert not torch.equal(logits, hooked(model, run)[0])
+    # a trace sees what the next layer reads
+    assert_allclose(
+        recording.array("massive_activations")[1, 0, -1], greatest(states[-1][0]), rtol=1e-5
+    )
+    found = state_records(log)
+    assert [one[:4] for one in found] == [
+        ("clip_channel", forward, number, row)
+        for forward in range(2)
+        for number in where
+        for row in range(2)
+    ]
+    assert not log.removals
+    for record in found:
+        before, after = (seen[record.layer][record.row][..., channels] for seen in (raw, states))
+        assert (record.before, record.after) == pytest.approx(
+            (float(before.abs().max()), float(after.abs().max()))
+        )
+        assert record.changed == pytest.approx(float((before != after).float().mean()))
+
+
+def test_clips_compose_with_other_edits_and_leave_nothing():
+    model = tiny_model()
+    canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=5, mask_id=model.config.mask_token_id)
+    edits = (
+        ClipChannel(channels=4, limit=0.5),
+        MaskSinks(k=1),
+        ClipChannel(channels=4, limit=0.1, layers=(1,)),
+    )
+    with intervene(model, *edits) as log:
+        for _ in denoise(model.denoiser(), canvas):
+            with log.probing():
+                model(canvas.ids_BS)
+    labels = [record.edit for record in state_records(log)]
+    assert labels == ["clip_channel"] * 10 + ["clip_channel#2"] * 5 and log.forwards == 5
+    assert len(log.removals) == 4 and len(log.table()["forward"]) == 4 * 2 * 4
+    assert not any(layer._forward_hooks for layer in model.model.layers)
+    plain = model(canvas.ids_BS).logits
+    with (
+        intervene(model, ClipChannel(channels=4, limit=0.0), allow_idle=True) as log,
+        log.probing(),
+    ):
+        assert torch.equal(model(canvas.ids_BS).logits, plain)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"channels": 32}, "0 to 31, got 32"),
+        ({"channels": 0, "layers": 9}, "layers"),
+        ({"channels": ()}, "got none"),
+        ({"channels": (-1,)}, "-1"),
+        ({"channels": (1.5,)}, "1.5"),
+        ({"channels": 0, "limit": -1.0}, "limit"),
+    ],
+)
+def test_wrong_channels_are_refused(fields, message):
+    model = llama()
+    with refusing(message), intervene(model, ClipChannel(**{"limit": 0.5, **fields})):
+        model(torch.tensor([[4, 5, 6]]))
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"),
+    reason="its replayed layers save another number of tensors",
+)
+def test_layers_that_a_backward_pass_replays_are_clipped_too():
+    grads = []
+    ids = torch.tensor([[4, 5, 6, 7]])
+    for prepare in (lambda model: model.train(), checkpointed):
+        model = prepare(llama())
+        with intervene(model, ClipChannel(channels=(1, 2), limit=0.1)) as log:
+            model(ids).logits.square().mean().backward()
+        assert len(state_records(log)) == 2
+        grads.append(model.model.embed_tokens.weight.grad.clone())
+    assert float(grads[0].abs().max()) > 0
+    assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize(
+    "sinks, variant", [(0, {"attention": "causal"}), (2, {"logit_shift": True})], ids=str
+)
+def test_received_from_masked_against_the_maps(sinks, variant):
+    model = tiny_model(sinks, **variant)
+    places = [(step, layer, head) for step in range(14) for layer in range(2) for head in range(4)]
+    canvas = canvas_of(model, new_tokens=14)
+    names = ("received_from_masked", "received_from_masked:least=3")
+    _, recording, _ = decoded(model, canvas, block_length=7, statistics=names, maps=places)
+    told = 0
+    for (nth, layer, head), row in itertools.product(places, range(2)):
+        visible_K = recording.visible[nth][row]
+        map_QK = recording.map(nth, layer, head)[row].double()
+        # under a causal map, masked queries do not see what comes after them
+        map_MK = map_QK[recording.query_state[nth][row] == 0]
+        viewers_K = (map_MK > 0).sum(0)
+        for name, least in zip(names, (8, 3), strict=True):
+            found_K = recording.values(name)[nth][row, layer, head]
+            is_told_K = viewers_K >= least
+            # an even share is 1, as in "received"
+            expected_K = map_MK.sum(0) / viewers_K * visible_K
+            assert_close(found_K[is_told_K].double(), expected_K[is_told_K], rtol=1e-4, atol=1e-5)
+            assert found_K[~is_told_K & (visible_K > 0)].isnan().all()
+            assert not found_K[visible_K == 0].any()
+            told += int(is_told_K.sum())
+    assert told
+
+
+@pytest.mark.parametrize("cache", [None, DualCache()])
+def test_keys_apart_by_the_state_of_their_position(cache):
+    model = tiny_model(2)
+    names = ("received", "value_norm", "key_norm")
+    canvas = canvas_of(model)
+    every = (*names, "row_entropy")
+    steps, recording, _ = decoded(model, canvas, cache=cache, statistics=every)
+    means = {name: recording.by_state(name) for name in names}
+    assert means["received"].shape == (6, 2, 3, 2, 4) and means["value_norm"].shape == (6, 2, 3, 2)
+    for nth, step in enumerate(steps):
+        states_BS = position_states(canvas, step.before_BS)
+        assert torch.equal(recording.key_state[nth][:, 2:], states_BS)
+        for (name, mean), row, state in itertools.product(means.items(), range(2), range(3)):
+            keys = 2 + (states_BS[row] == state).nonzero()[:, 0]
+            # of no key: NaN
+            expected = recording.values(name)[nth][row][..., keys].mean(-1)
+            assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
+    refused("row_entropy", recording.by_state, "row_entropy")
+    with trace(model) as recording:
+        model(canvas.ids_BS)
+    refused("canvas", recording.by_state, "value_norm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 2, 10, 1001])
+def test_the_fast_medians_are_the_median(dtype, size):
+    size_BN = (torch.randn(4, size) * 50).to(dtype).float().abs()
+    size_BN[1, torch.rand(size) > 0.5] = torch.nan
+    size_BN[2], size_BN[3] = size_BN[2].round(), torch.nan
+    expected_B1 = size_BN.nanmedian(1, True).values
+    for found_B1 in (
+        bisected_median(size_BN, is_short=dtype == torch.bfloat16),
+        partitioned_median(size_BN),
+    ):
+        assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)

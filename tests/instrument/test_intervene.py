@@ -1,0 +1,104 @@
+"""Interventions against a slow twin that masks by hand, their controls, their log, and that nothing
+stays.
+"""
+
+# B batch, L layers, H heads, S keys
+import pytest
+import torch
+from probed import IDS, PADDED
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core.instrument import intervene, trace
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
+from tiny_models import STYLES, HandWritten, llama
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        MaskSinks(3),
+        MaskSinks(3, how="zero_value"),
+        MaskPositions((3, 4)),
+        MaskPositions(5, how="zero_value"),
+        WindowAttention(2),
+    ],
+)
+def test_every_kind_of_call_can_be_edited_and_is_restored(style, edit):
+    model = HandWritten(style)
+    plain = model(IDS)
+    with intervene(model, edit):
+        model(IDS)
+        second = model(IDS)
+    assert not torch.allclose(plain, second, atol=1e-3)
+    assert second.isfinite().all()
+    assert torch.equal(plain, model(IDS))
+
+
+def test_a_forward_that_fails_does_not_count_as_the_previous_step():
+    model = HandWritten()
+
+    def fail(*_):
+        raise RuntimeError
+
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
+        handle = model.blocks[1].register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError):
+            model(IDS)
+        handle.remove()
+        model(IDS)
+    assert log.removals == [] and log.forwards == 1
+
+
+def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
+    model = HandWritten()
+    plain = model(IDS)
+    with intervene(model, MaskSinks(2, when="clean")) as log, trace(model) as recording:
+        for _ in range(2):
+            with log.probing():
+                assert torch.equal(plain, model(IDS))
+            edited = model(IDS)
+            recording.mark()
+    assert not torch.allclose(plain, edited)
+    assert log.forwards == 2 and len(log.removals) == 2 and recording.forwards_per_step == [1, 1]
+    assert torch.equal(log.removals[0].columns_BLHM, log.removals[1].columns_BLHM)
+    assert log.removals[1]["overlap"].unique().tolist() == [1.0]
+    with (
+        refusing("none was run"),
+        intervene(model, MaskSinks(2, when="clean")),
+    ):
+        model(IDS)
+
+
+def test_reset_starts_a_new_sequence():
+    model = HandWritten()
+    plain = model(IDS[:1])
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
+        model(IDS)
+        refused(r"call log\.reset\(\)", model, IDS[:1])
+        log.reset()
+        assert torch.equal(plain, model(IDS[:1]))
+
+
+@pytest.mark.parametrize("removal", ["mask", "zero_value"])
+def test_autoregressive_last_row_with_a_growing_cache(removal):
+    model = llama(causal=True)
+    options = {"attention_mask": PADDED, "max_new_tokens": 4, "do_sample": False}
+    edit = MaskSinks(2, scores="last_row", how=removal)
+    with intervene(model, edit) as log, trace(model) as recording:
+        model.generate(IDS, **options)
+    assert len(log.removals) == 3
+    for removed, before, now in zip(
+        log.removals[1:], recording.received[1:], recording.received[2:], strict=False
+    ):
+        assert torch.equal(removed.columns_BLHM, before.topk(2, -1).indices)
+        if removal == "mask":
+            assert (now.gather(-1, removed.columns_BLHM) == 0).all()
+        # One query only: its row is the column sum.
+        assert_close(removed["held"], before.topk(2, -1).values.sum(-1))
+
+
+def test_what_cannot_be_counted_is_refused():
+    with refusing("got 0"), intervene(HandWritten(), forwards_per_step=0):
+        pass

@@ -1,0 +1,228 @@
+"""Interventions in real decodings: caches, guidance, padded batches, an autoregressive model that
+packs its heads.
+"""
+
+# B batch, L layers, H heads, S keys
+import itertools
+
+import pytest
+import torch
+from probed import PROMPTS, canvas_of, decoded
+from torch.testing import assert_close
+
+from refusals import refused
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.core.subject import denoise, guided
+from sinklab.core.subject.denoisers import FunctionDenoiser
+from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
+from tiny_diffusion import tiny_model
+from tiny_models import llama
+
+NEW, BLOCK, SINKS = 6, 3, 1
+CACHES = [None, PrefixCache(), DualCache(), DualCache(refresh_every=2)]
+
+
+def decode(model, cache, *edits, prompts=PROMPTS, **options):
+    """The log, the recording and the last canvas of a run under these edits."""
+    steps, recording, log = decoded(
+        model, canvas_of(model, prompts), *edits, cache=cache, **options
+    )
+    return log, recording, steps[-1].ids_BS
+
+
+@pytest.mark.parametrize("cache", CACHES[1:])
+def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
+    log, recording, _ = decode(tiny_model(SINKS), cache, BlockKeys(SinkKeys(Excess(1.0))))
+    counts = []
+    for step, removal in enumerate(log.removals):
+        positions_B = recording.positions[step]
+        visible_BS = recording.visible[step].float()
+        scale_B = positions_B / visible_BS.amax(-1)
+        a = recording.received[step] * scale_B[:, None, None, None]
+        sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
+        assert torch.equal(sinks.sum(-1), removal["keys"].long())
+        columns = removal.columns_BLHM
+        assert (sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all()
+        counts.append(int(sinks.sum()))
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_guidance_has_two_memories(cache):
+    model = tiny_model(SINKS)
+    edit = MaskSinks(1, when="kept")
+    log, recording, _ = decode(
+        model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
+    )
+    assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
+    first, *_ = log.removals
+    assert first.forward == 2 and torch.equal(
+        first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
+    )
+    counts = [removal["keys"].unique().tolist() for removal in log.removals]
+    assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
+    # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
+    assert not torch.equal(log.removals[0]["held"], log.removals[1]["held"])
+
+
+@pytest.mark.parametrize(
+    "edit, removal",
+    [
+        *itertools.product(("sinks", "positions"), ("mask", "zero_value")),
+        ("window", None),
+    ],
+)
+def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
+    model = llama(causal=True)
+    ids = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones(2, 12, dtype=torch.long)
+    seen[0, :4] = 0
+    chosen = alone_chosen = WindowAttention(3)
+    if edit == "sinks":
+        chosen = alone_chosen = MaskSinks(1, scores="last_row", how=removal)
+    elif edit == "positions":
+        # Alone, the row has its four columns of padding less.
+        chosen, alone_chosen = (MaskPositions(places, how=removal) for places in ((6, 13), (2, 9)))
+    with intervene(model, chosen) as log, trace(model) as recording:
+        both = model.generate(ids, max_new_tokens=4, do_sample=False, attention_mask=seen)
+    with intervene(model, alone_chosen) as alone_log:
+        alone = model.generate(
+            ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:]
+        )
+    assert torch.equal(both[:1, 4:], alone)
+    for one, other in zip(log.removals, alone_log.removals, strict=True):
+        assert_close(one["removed"][:1], other["removed"], rtol=0, atol=1e-5)
+        assert_close(one["left"][:1], other["left"])
+    for row in recording.received[1:]:
+        keys = row.shape[-1]
+        if edit == "window":
+            assert [bool((row[..., key] > 0).all()) for key in range(keys)] == [
+                key >= keys - 4 for key in range(keys)
+            ]
+
+
+RUNS = [
+    (MaskSinks(1),),
+    (MaskSinks(2, how="zero_value"),),
+    (MaskSinks(1, when="kept", limit=3), BlockKeys(SinkKeys(Excess(1.0)))),
+    (MaskPositions((2, 3), steps=(1, 2)), MaskPositions(range(0, 2), steps=(3, None))),
+]
+PAIRS = [[[5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16]]]
+
+
+def equal(one, other):
+    assert [removal.forward for removal in one] == [removal.forward for removal in other]
+    assert one
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left.columns_BLHM, right.columns_BLHM)
+        assert_close(left["overlap"], right["overlap"], equal_nan=True)
+        assert_close(left["removed"], right["removed"])
+
+
+@pytest.mark.parametrize("edits, cache", [*zip(RUNS, [CACHES[0], CACHES[3]] * 2, strict=True)])
+def test_a_second_run_in_one_block_is_what_it_is_in_its_own(edits, cache):
+    model = tiny_model(SINKS)
+    denoiser = model.denoiser()
+    with intervene(model, *edits) as log:
+        written = []
+        for prompts in PAIRS:
+            *_, last = denoise(denoiser, canvas_of(model, prompts), cache=cache, block_length=BLOCK)
+            written.append(last.ids_BS)
+    forwards = [removal.forward for removal in log.removals]
+    (begins,) = (at for at in range(1, len(forwards)) if forwards[at] < forwards[at - 1])
+    parts = log.removals[:begins], log.removals[begins:]
+    for prompts, ids_BS, removals in zip(PAIRS, written, parts, strict=True):
+        alone, _, expected = decode(model, cache, *edits, prompts=prompts)
+        assert torch.equal(ids_BS, expected)
+        equal(removals, alone.removals)
+
+
+def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_left_early():
+    model = tiny_model(SINKS)
+    mask_id = model.config.mask_token_id
+
+    def plain(ids_BS, wanted_BS):
+        # a denoiser that announces no canvas
+        return model(ids_BS, logits_to_keep=wanted_BS).logits
+
+    def run(prompts):
+        canvas = canvas_of(model, prompts)
+        return denoise(guided(FunctionDenoiser(plain), 1.0, canvas.prompt_BS, mask_id), canvas)
+
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as log:
+        first = run(PAIRS[0])
+        for _ in range(3):
+            next(first)
+        began = len(log.removals)
+        list(run(PAIRS[1]))
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as alone:
+        list(run(PAIRS[1]))
+    equal(log.removals[began:], alone.removals)
+
+
+def test_forwards_between_the_steps_end_no_run():
+    model = tiny_model(SINKS)
+    (prompts, other), edit = PAIRS, MaskSinks(1)
+    with intervene(model, edit) as log:
+        for step in model.denoise(canvas_of(model, prompts)):
+            with log.probing():
+                model(step.ids_BS)
+                list(model.denoise(canvas_of(model, other)))
+    with intervene(model, edit) as alone:
+        list(model.denoise(canvas_of(model, prompts)))
+    equal(log.removals, alone.removals)
+    with intervene(model, edit) as log:
+        for step in model.denoise(canvas_of(model, prompts)):
+            model(step.ids_BS)
+    assert [removal.forward for removal in log.removals] == list(range(1, 2 * NEW)), (
+        "they are steps of it"
+    )
+
+
+def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it():
+    model = tiny_model(SINKS)
+    with intervene(model, MaskSinks(2, when="clean")) as log:
+        for prompts in PAIRS:
+            canvas = canvas_of(model, prompts)
+            with log.probing():
+                model(canvas.ids_BS)
+            list(model.denoise(canvas))
+    assert [removal.forward for removal in log.removals] == [*range(NEW)] * 2
+    first, second = log.removals[0].columns_BLHM, log.removals[NEW].columns_BLHM
+    assert not torch.equal(first, second)
+    for run, columns in ((log.removals[:NEW], first), (log.removals[NEW:], second)):
+        assert all(torch.equal(removal.columns_BLHM, columns) for removal in run)
+
+
+REORDERING = {
+    "beam_search": {"num_beams": 3},
+    "beam_sample": {"num_beams": 2, "do_sample": True, "use_cache": False},
+    "assisted_generation": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("mode", REORDERING)
+def test_a_choice_of_the_step_before_is_refused_where_generate_reorders_rows(mode):
+    model = llama(causal=True)
+    ids_BS = torch.tensor([[5, 6, 7, 8, 5, 6]])
+
+    def write(*edits, **how):
+        with intervene(model, *edits):
+            return model.generate(
+                ids_BS,
+                attention_mask=torch.ones_like(ids_BS),
+                max_new_tokens=6,
+                pad_token_id=0,
+                **how,
+            )
+
+    for edit in (MaskSinks(1), BlockKeys(TopKeys(1), when="kept")):
+        refused(f"{mode}.*when='now'", write, edit, **REORDERING[mode])
+    # what is the same in every row and step stays allowed
+    fixed = MaskPositions((1,))
+    assert write(fixed, BlockKeys(TopKeys(1), when="now"), **REORDERING[mode]).shape[0] == 1
+    if mode == "assisted_generation":
+        assert torch.equal(write(fixed, **REORDERING[mode]), write(fixed))
+    assert write(MaskSinks(1)).shape == (1, 12)

@@ -1,0 +1,166 @@
+"""Matched controls, named protocols and the dose beside a score, held to loops written out."""
+
+# B batch, L layers, H heads, S keys
+import math
+
+import numpy as np
+import pytest
+import torch
+from probed import IDS, TEXTS, padding
+
+from refusals import refused
+from sinklab.core.instrument import BlockKeys, Dose, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.sinks import Excess, find_sinks
+from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, Random, by_protocol
+from sinklab.lab.measures.controls import TOLERANCE, equal_mass
+from tiny_models import llama
+
+
+def greedy(scores, wanted, free):
+    """Keys of one head whose scores sum to within the tolerance of what is wanted, the greatest
+    first.
+    """
+    taken, total = [], 0.0
+    for key in sorted(range(len(scores)), key=lambda key: (-scores[key], key)):
+        if total >= (1 - TOLERANCE) * wanted:
+            break
+        if free[key] and total + scores[key] <= (1 + TOLERANCE) * wanted:
+            taken.append(key)
+            total += scores[key]
+    return taken if wanted > 0 and total >= (1 - TOLERANCE) * wanted else None
+
+
+def test_equal_mass_is_the_greedy_choice_of_each_head():
+    generator = torch.Generator().manual_seed(0)
+    score_BHS = torch.rand(40, 5, 12, generator=generator, dtype=torch.float64) ** 4
+    free_BHS = torch.rand(score_BHS.shape, generator=generator) < 0.7
+    wanted_BH = torch.rand(40, 5, generator=generator, dtype=torch.float64) * 1.5
+    wanted_BH[0] = 0.0
+    flags_BHS, found_BH = equal_mass(score_BHS, wanted_BH, free_BHS)
+    for row, head in np.ndindex(40, 5):
+        keys = greedy(
+            score_BHS[row, head].tolist(), float(wanted_BH[row, head]), free_BHS[row, head].tolist()
+        )
+        assert bool(found_BH[row, head]) == (keys is not None)
+        assert flags_BHS[row, head].nonzero()[:, 0].tolist() == sorted(keys or [])
+    assert 0.2 < found_BH.float().mean() < 0.95
+
+
+@pytest.mark.parametrize("padded, rule", [(True, None), (False, Excess(0.9))])
+def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, rule):
+    model, (given, _) = llama().double(), padding(padded)
+    logs = []
+    for arm in ("keys", "control"):
+        keys = TopKeys(1) if rule is None else SinkKeys(rule, 1)
+        edit = BlockKeys(EqualMass(keys, None if rule else Excess(0.9), arm), when="now")
+        with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
+            for ids in TEXTS:
+                model(ids, **given)
+        logs.append(log)
+    # in the first layer nothing depends on the edits before it
+    arms = [(log.removals[0]["held"][:, 0], log.removals[0]["matched"][:, 0]) for log in logs]
+    (sinks_BH, matched_BH), (control_BH, same_BH) = arms
+    torch.testing.assert_close(matched_BH, same_BH, equal_nan=True)
+    both_BH = matched_BH == 1
+    assert both_BH.any() and (matched_BH == 0).any()
+    assert ((control_BH / sinks_BH - 1).abs()[both_BH] <= TOLERANCE + 1e-6).all()
+    assert (sinks_BH[~both_BH] == 0).all() and (control_BH[~both_BH] == 0).all(), (
+        "both arms leave the head out"
+    )
+    assert (logs[1].removals[0]["sinks"].nan_to_num() == 0).all(), (
+        "no sink is among what controls hide"
+    )
+    assert logs[0].dose().matched == pytest.approx(
+        np.nanmean(np.concatenate([one["matched"].flatten().numpy() for one in logs[0].removals])),
+        abs=1e-6,
+    )
+    assert recording.received[0].shape[1] == len(logs[0].removals[0].layers)
+
+
+def test_random_columns_are_no_sinks_where_a_rule_says_what_sinks_are():
+    model, rule = llama().double(), Excess(0.3)
+    with (
+        torch.no_grad(),
+        intervene(model, BlockKeys(Random(SinkKeys(rule, 1)), when="now")) as log,
+    ):
+        for ids in TEXTS:
+            model(ids)
+    assert log.dose().sinks == 0 and 0 < log.dose().keys <= 1
+
+
+def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
+    model, rule = llama().double(), Excess(0.3)
+    with torch.no_grad(), trace(model) as recording:
+        model(IDS)
+    edit = MaskSinks(k=3, when="now", layers=[0], counted_by=rule)
+    with torch.no_grad(), intervene(model, edit) as log:
+        model(IDS)
+    received_BHS = recording.received[0][:, 0]
+    best_BHM = received_BHS.topk(3).indices
+    sinks_BH = find_sinks(received_BHS, rule, received_BHS.shape[-1]).gather(-1, best_BHM).sum(-1)
+    assert torch.equal(log.removals[0]["sinks"][:, 0].long(), sinks_BH)
+    dose = log.dose()
+    assert dose.sinks == pytest.approx(sinks_BH.sum().item() / (3 * sinks_BH.numel()))
+    assert 0 < dose.sinks < 1 and dose.keys == 3
+    held = received_BHS.gather(-1, best_BHM).sum(-1) / IDS.shape[1]
+    assert dose.held == pytest.approx(
+        held.mean().item(), abs=1e-6
+    ) and dose.removed == pytest.approx(dose.held, abs=1e-6)
+    assert math.isnan(dose.overlap) and math.isnan(dose.matched)
+    table = log.table()
+    assert table["sinks"].sum() == sinks_BH.sum() and (table["chosen"] == 3).all()
+    assert str(dose).startswith("3.00 keys a head (") and str(dose).endswith("\u00a0% removed")
+
+
+def test_a_dose_of_zero_is_a_dose():
+    model = llama()
+    with torch.no_grad(), intervene(model, BlockKeys(SinkKeys(Excess(50.0)), when="now")) as log:
+        model(IDS)
+    dose = log.dose()
+    assert dose.keys == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
+    assert str(dose) == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
+    assert str(Dose()) == "nothing blocked" and math.isnan(Dose().keys)
+
+
+def test_doses_pool_as_their_logs_do():
+    model = llama()
+    with torch.no_grad(), intervene(model, MaskSinks(2)) as log:
+        for ids in TEXTS:
+            model(ids)
+    parts = [Dose.of([record], rows_B) for record in log.removals for rows_B in torch.eye(2).bool()]
+    assert len(parts) == 6
+    for name, value in Dose.pooled(parts).row().items():
+        assert value == pytest.approx(log.dose().row()[name], nan_ok=True), name
+    assert log.dose("block_keys") == log.dose() and log.dose("window_attention").weight == 0
+    assert log.summary()["removed"] == log.dose().removed
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_hidden(protocol):
+    model, edit = llama(), by_protocol(protocol, 1, Excess(1.5))
+    with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
+        for _ in range(4):
+            if protocol == "clean":
+                with log.probing():
+                    model(IDS)
+            model(IDS)
+    whole = torch.stack([one["keys"] for one in log.removals])
+    overlaps = torch.stack([one["overlap"] for one in log.removals[1:]])
+    if protocol == "paper":
+        # on an unchanging text what was hidden received nothing, and cannot be the greatest of the
+        # next choice
+        assert overlaps.eq(0).all() and log.removals[0].edit.when == "previous"
+    else:
+        assert overlaps[~overlaps.isnan()].eq(1).all(), "the chosen key stays hidden"
+    assert whole.max() == 1 and (whole.min() == 0) == (protocol == "rule")
+    assert 0 < log.dose().sinks < 1 or protocol == "rule"
+    assert protocol != "rule" or log.dose().sinks == 1
+    assert len(recording.received) == 4
+
+
+def test_without_a_source_a_closed_loop_runs():
+    assert MaskSinks(1).when is None
+    with torch.no_grad(), intervene(llama(), MaskSinks(1), allow_idle=True) as log:
+        pass
+    assert log.handlers[0].intervention.when == "previous"
+    refused(r"paper, held, rule, clean.*'papr'", by_protocol, "papr", 1)

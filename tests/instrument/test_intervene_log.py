@@ -1,0 +1,198 @@
+"""What the log says: what was really taken, in numbers and as a table."""
+
+# B batch, L layers, H heads, S keys
+import math
+
+import pandas as pd
+import pytest
+import torch
+from dense_twin import dense, received, top
+from probed import IDS, padding
+from torch.testing import assert_close
+
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.instrument.edits.intervention import TABLE_COLUMNS
+from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
+from tiny_models import Attends, HandWritten, checkpointed, llama
+
+OTHER = (IDS + 5) % 30
+
+
+@pytest.mark.parametrize("removal, padded", [("mask", False), ("zero_value", True)])
+def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(removal, padded):
+    model, (given, real) = llama().double(), padding(padded)
+    with torch.no_grad(), intervene(model, MaskSinks(3, how=removal)) as log:
+        model(IDS, **given)
+        model(OTHER, **given)
+    _, first = dense(model, lambda: model(IDS, **given))
+    gone = [top(received(a, real), 3) for a in first.maps]
+    zeroed = (lambda layer, _: gone[layer].squeeze(2)) if removal == "zero_value" else None
+    hide = () if zeroed else (lambda layer, _: gone[layer],)
+    _, second = dense(model, lambda: model(OTHER, **given), *hide, zeroed=zeroed)
+    before = second.maps if zeroed else [layer[0] for layer in second.before]
+    (record,) = log.removals
+    for found_BLH, maps in ((record["removed"], before), (record["held"], first.maps)):
+        expected = [
+            (received(a, real) * g.squeeze(2)).sum(-1) / real.sum(-1, keepdim=True)
+            for a, g in zip(maps, gone, strict=True)
+        ]
+        assert_close(found_BLH, torch.stack(expected, 1).float())
+    # the text has changed between them
+    assert not torch.allclose(record["removed"], record["held"], atol=0.01)
+    assert record["left"][:, 0, 0].tolist() == [5 if padded else 9, 9]
+
+
+def test_measuring_can_be_left_out():
+    model = HandWritten()
+    with intervene(model, MaskSinks(2), WindowAttention(4), measure=False) as log:
+        model(IDS)
+        model(OTHER)
+    for removal in log.removals:
+        assert removal["removed"].isnan().all() and removal["left"].isnan().all()
+    summary = log.summary()
+    assert math.isnan(summary["removed"]) and math.isnan(summary["strongest"])
+    assert summary["held"] > 0
+
+
+def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
+    model = llama()
+    edits = (
+        MaskSinks(2),
+        BlockKeys(Random(TopKeys(1)), layers=1, heads=(0, 3)),
+        MaskPositions(5, steps=(2, 3)),
+    )
+    with torch.no_grad(), intervene(model, *edits) as log:
+        for ids in (IDS, OTHER, IDS):
+            model(ids)
+    table = pd.DataFrame(log.table(keys=True))
+    assert tuple(table) == (*TABLE_COLUMNS, "key_list")
+    assert table.groupby("edit").size().to_dict() == {
+        "block_keys": 32,
+        "block_keys#2": 8,
+        "block_keys#3": 16,
+    }
+    assert sorted(table[table.edit == "block_keys#2"]["head"].unique()) == [0, 3]
+    assert table[table.edit == "block_keys#2"].layer.unique().tolist() == [1]
+    assert table[table.edit == "block_keys#3"].forward.unique().tolist() == [2]
+    row = table[
+        (table.edit == "block_keys")
+        & (table.forward == 2)
+        & (table.layer == 1)
+        & (table["head"] == 3)
+    ].iloc[1]
+    removal = next(
+        removal
+        for removal in log.removals
+        if removal.label == "block_keys" and removal.forward == 2
+    )
+    assert row["row"] == 1 and row["key_list"] == removal.columns_BLHM[1, 1, 3].tolist()
+    for name in ("keys", "held", "removed", "overlap", "left"):
+        assert row[name] == removal[name][1, 1, 3].item(), name
+    assert table[table.edit == "block_keys#3"].held.isna().all()
+    assert table.removed.between(0, 1).all()
+
+
+def test_keys_that_stay_the_same_are_listed_and_kept_once():
+    # 256 hidden positions, 1024 heads and 256 steps would be 67 million numbers.
+    model = llama()
+    with torch.no_grad(), intervene(model, MaskPositions((3, 5))) as log:
+        for ids in (IDS, OTHER):
+            model(ids)
+    keys = log.table(keys=True)["key_list"]
+    half = len(keys) // 2
+    assert keys == [[3, 5]] * (2 * 2 * 2 * 4)
+    assert all(one is other for one, other in zip(keys[:half], keys[half:], strict=True))
+    first, second = log.removals
+    assert first.columns_BLHM is second.columns_BLHM
+
+
+def test_a_table_can_be_written_and_read_as_parquet(tmp_path):
+    model = HandWritten()
+    with intervene(model, BlockKeys(SinkKeys(Excess(0.5)))) as log:
+        model(IDS)
+        model(IDS)
+    shown = [repr(one) for one in (log, log.removals[0])]
+    assert not [text for text in shown if len(text) > 400 or "tensor" in text or "Handler" in text]
+    table = pd.DataFrame(log.table())
+    table.to_parquet(tmp_path / "removals.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "removals.parquet"), table)
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
+        model(IDS)
+    empty = pd.DataFrame(log.table())
+    assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.held.dtype == "float32"
+    assert math.isnan(log.summary()["held"]) and log.summary()["removals"] == 0
+
+
+def test_room_at_the_end_of_a_memory_is_no_prefix():
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
+    seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
+
+    model = Attends()
+    with intervene(model, WindowAttention(1)) as log, trace(model) as recording:
+        model(q, k, k, attn_mask=seen)
+    assert log.tap.prefix == 0
+    assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
+
+
+def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
+    q_BHSD, seen_BHSS = torch.randn(2, 1, 4, 4), torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    seen_BHSS[1] = False
+
+    model = Attends()
+    with intervene(model, BlockKeys(SinkKeys(Excess(0.0)))) as log:
+        for _ in range(2):
+            model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
+    assert log.tap.prefix == 0
+    removed_B = log.removals[0]["keys"][:, 0, 0]
+    assert removed_B[0] > 0 and removed_B[1] == 0
+
+
+class Uneven(torch.nn.Module):
+    """Two layers with different numbers of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Attends() for _ in range(2))
+
+    def forward(self):
+        sizes = zip(self.layers, (2, 3), strict=True)
+        return [layer(*torch.randn(3, 1, heads, 6, 4)) for layer, heads in sizes]
+
+
+def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():
+    model = Uneven()
+    with intervene(model, MaskSinks(1), MaskSinks(1, heads=-1)) as log:
+        model()
+        model()
+    found = [(removal.label, removal.layer_numbers, removal.heads) for removal in log.removals]
+    one, other = "block_keys", "block_keys#2"
+    assert found == [
+        (one, (0,), (0, 1)),
+        (one, (1,), (0, 1, 2)),
+        (other, (0,), (1,)),
+        (other, (1,), (2,)),
+    ]
+    table = pd.DataFrame(log.table())
+    assert table.groupby(["edit", "layer"]).size().tolist() == [2, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        WindowAttention(2),
+        MaskSinks(1, when="kept", limit=4),
+        BlockKeys("top:k=2", how="shuffle_value"),
+    ],
+)
+def test_checkpointed_gradients_are_those_of_the_edited_model(edit):
+    grads, logs = [], []
+    for checkpointing in (False, True):
+        model = checkpointed(llama()) if checkpointing else llama().train()
+        with intervene(model, edit) as log:
+            model(IDS)
+            model(IDS).logits.square().sum().backward()
+        grads.append(model.model.layers[0].self_attn.v_proj.weight.grad)
+        logs.append(log)
+    assert_close(grads[0], grads[1])
+    assert len(logs[0].removals) == len(logs[1].removals) and logs[1].forwards == 2

@@ -1,0 +1,294 @@
+"""Edits that name positions: fixed keys, truncated context, windows; against dense float64
+attention edited by hand.
+"""
+
+# B batch, L layers, H heads, Q queries, S keys
+import pytest
+import torch
+from dense_twin import dense
+from probed import EXACT, IDS, PADDED, canvas_of, decoded, padding
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core.attention import running
+from sinklab.core.instrument import intervene, trace
+from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.measures import (
+    LoneRows,
+    MaskPositions,
+    MaskSinks,
+    WindowAttention,
+)
+from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, Prefixed, llama
+
+
+def at(*columns, keys=12):
+    gone = torch.zeros(keys, dtype=torch.bool)
+    gone[list(columns)] = True
+    return gone
+
+
+def near(radius, queries, keys=12):
+    return (queries[:, None] - torch.arange(keys)).abs() <= radius
+
+
+@pytest.mark.parametrize(
+    "removal, causal, padded",
+    [
+        ("mask", False, True),
+        ("mask", True, False),
+        ("zero_value", True, True),
+        ("mask", False, False),
+    ],
+)
+def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
+    model, (given, real) = llama(causal=causal).double(), padding(padded)
+    edit = MaskPositions((7, 5, 5), how=removal)
+    assert edit.keys.positions == (5, 7)
+    with torch.no_grad(), intervene(model, edit) as log:
+        ours = model(IDS, **given).logits
+    zeroed = (lambda layer, a: at(5, 7).expand(2, 4, 12)) if removal == "zero_value" else None
+    hide = () if zeroed else (lambda layer, a: at(5, 7),)
+    theirs, twin = dense(model, lambda: model(IDS, **given).logits, *hide, zeroed=zeroed)
+    assert_close(ours[real], theirs[real], **EXACT)
+    removal_ = log.removals[0]
+    before = twin.maps if zeroed else [layer[0] for layer in twin.before]
+    held = torch.stack(
+        [(a[..., [5, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
+        1,
+    )
+    assert_close(removal_["removed"], held.float())
+    assert removal_["held"].isnan().all(), "nobody chose them"
+    assert removal_.columns_BLHM.unique().tolist() == [5, 7]
+    assert torch.equal(removal_["keys"], torch.full((2, 2, 4), 2.0))
+
+
+def test_left_padding_counts_as_columns_and_as_nothing_taken():
+    model = llama()
+    with intervene(model, MaskPositions((2, 6))) as log:
+        model(IDS, attention_mask=PADDED)
+    removal = log.removals[0]
+    assert removal["keys"][:, 0, 0].tolist() == [1, 2] and removal["left"][:, 0, 0].tolist() == [
+        7,
+        10,
+    ]
+    assert removal.columns_BLHM[:, 0, 0].tolist() == [[6, -1], [2, 6]]
+
+
+def test_positions_stand_behind_the_prefix_and_added_sinks_are_named_apart():
+    model = Prefixed()
+    edits = MaskPositions((0, 11), layers=1, heads=-1), MaskPositions((3,), added=0, layers=0)
+    with intervene(model, *edits) as log, trace(model) as recording:
+        model(IDS)
+    received = recording.received[0]
+    assert (received[:, 1, 1, [2, 13]] == 0).all()
+    assert (received[:, 0, :, [0, 5]] == 0).all() and int((received == 0).sum()) == 4 + 8
+    assert log.removals[0].heads == (1,) and log.removals[0].layer_numbers == (1,)
+    assert log.removals[0].columns_BLHM.tolist() == [[[[2, 13]]]] * 2
+
+
+def test_steps_say_when():
+    model = HandWritten()
+    with intervene(model, MaskPositions(4, steps=(1, 3))) as log, trace(model) as recording:
+        for _ in range(5):
+            model(IDS)
+    assert [removal.forward for removal in log.removals] == [1, 2]
+    assert [bool((row[..., 4] == 0).all()) for row in recording.received] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert log.removals[1]["overlap"].unique().tolist() == [1.0]
+    with intervene(model, MaskPositions(4, steps=(1, None)), forwards_per_step=2) as log:
+        for _ in range(5):
+            model(IDS)
+    assert [removal.forward for removal in log.removals] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
+def test_truncation_in_the_middle_of_a_decoding(cache):
+    model = tiny_model(2)
+    canvas = canvas_of(model)
+    edit = MaskPositions(range(1, 5), steps=(2, None))
+    _, recording, log = decoded(model, canvas, edit, cache=cache)
+    for number, row in enumerate(recording.received):
+        assert bool((row[0, ..., 3:7] == 0).all()) == (number >= 2)
+        assert (row[0, ..., :3] > 0).all()
+    assert [removal.forward for removal in log.removals] == [2, 3, 4, 5] and log.tap.prefix == 2
+    assert log.removals[0]["keys"][:, 0, 0].tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_window_against_the_slow_twin(causal, padded):
+    model, (given, real) = llama(causal=causal).double(), padding(padded)
+    with (
+        torch.no_grad(),
+        intervene(model, WindowAttention(2, keep=(6,), layers=0, heads=(0, 2))) as log,
+    ):
+        ours = model(IDS, **given).logits
+    some = torch.tensor([True, False, True, False])[:, None, None]
+    far = ~(near(2, torch.arange(12)) | at(6)) & some
+    theirs, twin = dense(
+        model, lambda: model(IDS, **given).logits, lambda layer, a: None if layer else far
+    )
+    assert_close(ours[real], theirs[real], **EXACT)
+    removal = log.removals[0]
+    lost = (twin.before[0][0] * far).sum(-1)[:, [0, 2]]
+    expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
+    assert_close(removal["removed"][:, 0], expected.float())
+    seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
+    assert_close(
+        removal["left"][:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
+    )
+    assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal["held"].isnan().all()
+
+
+@pytest.mark.parametrize("keep_prefix", [False, True])
+def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
+    model = Prefixed()
+    with (
+        intervene(model, WindowAttention(0, keep_prefix=keep_prefix)) as log,
+        trace(model) as recording,
+    ):
+        model(IDS)
+    received = recording.received[0]
+    if keep_prefix:
+        assert (received[..., :2] > 0).all() and (received[..., 2:] < 1).all()
+    else:
+        assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
+    assert log.removals[0]["left"].unique().tolist() == [3.0 if keep_prefix else 1.0]
+    assert log.removals[0]["keys"].unique().tolist() == [11.0 if keep_prefix else 13.0]
+
+
+class Cached(torch.nn.Module):
+    """Runs the announced columns against all keys, as a denoiser with a cache does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.q, self.k, self.v = (torch.randn(1, 2, 14, 4, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, columns, announced="same"):
+        ids = torch.zeros(1, 12, dtype=torch.long)
+        q = self.q[:, :, 2:] if columns is None else self.q[:, :, 2:][:, :, columns]
+        with running(ids, columns if announced == "same" else announced):
+            return torch.nn.functional.scaled_dot_product_attention(q, self.k, self.v)
+
+
+def test_a_canvas_that_does_not_fit_is_refused():
+    model = Cached()
+    with (
+        refusing("got 3 queries and 12 keys"),
+        intervene(model, WindowAttention(2)),
+    ):
+        model(None)
+        model(slice(0, 3), slice(0, 5))
+
+
+@pytest.mark.parametrize("cache, shift", [(PrefixCache(), False), (DualCache(), True)])
+def test_a_window_in_a_cached_decoding_sees_its_neighbours(cache, shift):
+    model = tiny_model(1, logit_shift=shift)
+    canvas = canvas_of(model, [[5, 6, 7, 8, 9, 10]])
+    _, recording, _ = decoded(model, canvas, WindowAttention(1), cache=cache)
+    for row, columns in zip(recording.received, recording.columns, strict=True):
+        first, last = int(columns.min()), int(columns.max())
+        seen = [key for key in range(12) if bool((row[..., 1 + key] > 0).all())]
+        assert seen == list(range(max(0, first - 1), min(12, last + 2)))
+        assert (row[..., 0] > 0).all()
+
+
+def test_edits_compose_each_on_the_call_the_other_left():
+    model = HandWritten().double()
+    far = ~near(3, torch.arange(12))
+    with intervene(model, WindowAttention(3), MaskPositions((4, 5))) as log:
+        ours = model(IDS)
+    theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: far, lambda layer, a: at(4, 5))
+    assert_close(ours, theirs, **EXACT)
+    window, fixed = log.removals
+    for layer, (first, second) in enumerate(twin.before):
+        assert_close(window["removed"][:, layer], ((first * far).sum(-1).mean(-1)).float())
+        assert_close(fixed["removed"][:, layer], second[..., 4:6].sum(-1).mean(-1).float())
+    seen = (twin.maps[0] > 0).sum(-1).double().mean(-1).float()
+    assert_close(fixed["left"][:, 0], seen)
+
+
+def test_a_query_that_would_lose_all_its_keys_keeps_them_and_it_is_not_counted():
+    model = HandWritten("causal", layers=1).double()
+    with intervene(model, MaskPositions((0, 1))) as log:
+        ours = model(IDS)
+    theirs, twin = dense(model, lambda: model(IDS), lambda layer, a: at(0, 1))
+    assert_close(ours, theirs, **EXACT)
+    lost = (twin.before[0][0] - twin.maps[0]).clamp(min=0)[..., 2:, :2].sum((-1, -2)) / 12
+    assert_close(log.removals[0]["removed"][:, 0], lost.float())
+    assert log.removals[0]["left"].unique().item() == pytest.approx(
+        (1 + 2 + sum(range(1, 11))) / 12
+    )
+
+
+@pytest.mark.parametrize("second", [MaskPositions(range(6, 12)), MaskSinks(6)])
+def test_edits_that_together_take_everything_are_refused(second):
+    model, first = HandWritten(), MaskPositions(range(6))
+    refused = refusing(r"12 keys of .*row 0, head 0")
+    with refused, intervene(model, first), intervene(model, second):
+        model(IDS)
+        model(IDS)
+    with refused, intervene(model, first, second):
+        model(IDS)
+        model(IDS)
+    # Zeroed values are still seen: nothing is lost but what they say.
+    with intervene(model, first, MaskPositions(range(6, 12), how="zero_value")):
+        assert model(IDS).isfinite().all()
+
+
+def test_positions_that_are_not_there_yet():
+    causal = llama(causal=True)
+    with intervene(causal, MaskPositions(14)) as log:
+        causal.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
+    assert [int(removal["keys"].max()) for removal in log.removals] == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "model, edit, message",
+    [
+        (
+            tiny_model(),
+            MaskPositions(range(2, 13), steps=(0, None)),
+            "position 12, the canvas had 12",
+        ),
+        (HandWritten(), MaskPositions(12), "block_keys: .*position 12"),
+        (Prefixed(), MaskPositions(added=2), "sink 2, the model has 2"),
+        (tiny_model(), LoneRows(rows=(12,)), "0 to 11, got 12"),
+    ],
+)
+def test_positions_that_are_never_there_are_refused(model, edit, message):
+    refused = refusing(message)
+    with refused, intervene(model, edit), running(IDS):
+        model(IDS)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: MaskPositions(()), "got none"),
+        (lambda: MaskPositions((-1,)), "positions: .* -1"),
+        (lambda: MaskPositions((1.5,)), "positions: whole"),
+        (lambda: MaskPositions("3"), "got '3'"),
+        (lambda: MaskPositions(3, how="maks"), "'mask'"),
+        (lambda: MaskPositions(3, steps=(4, 4)), r"got \(4, 4\)"),
+        (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),
+        (lambda: MaskPositions(3, steps=(-1, None)), "got -1"),
+        (lambda: WindowAttention(-1), "radius .* -1"),
+        (lambda: WindowAttention(2, keep=(-2,)), "keep: .* -2"),
+        (lambda: LoneRows(rows=()), "rows"),
+    ],
+)
+def test_wrong_positions_and_windows_are_refused_by_name(make, message):
+    refused(message, make)
+
+
+def test_steps_are_a_pair():
+    refused(r"\(3,\): write \(4, 8\)", MaskPositions, 1, steps=3)

@@ -1,0 +1,206 @@
+"""For whom keys are blocked, lone rows, and values that stand in; against dense float64
+attention.
+"""
+
+# B batch, H heads, Q queries, S keys
+from functools import partial
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from dense_twin import dense, received, top
+from probed import EXACT, IDS, PADDED, padding
+from torch import nn
+from torch.testing import assert_close
+
+from refusals import refusing
+from sinklab.core.attention import running
+from sinklab.core.attention.context import decoding
+from sinklab.core.instrument import BlockKeys, Choice, TopKeys, intervene
+from sinklab.core.instrument.arguments import read_call
+from sinklab.core.subject import Canvas
+from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
+from sinklab.lab.measures.values import ShuffleValue
+from tiny_diffusion import tiny_model
+from tiny_models import Prefixed, llama
+
+OWN = torch.eye(12, dtype=torch.bool)
+QUERIES = {"all": range(12), "from5": range(5, 12)}
+
+
+def rows(*numbers):
+    lone_Q = torch.zeros(12, dtype=torch.bool)
+    lone_Q[list(numbers)] = True
+    return lone_Q
+
+
+def blocked(columns_BH1S, queries):
+    """What is hidden where keys are blocked for these queries, but for their own key."""
+    return columns_BH1S & rows(*queries)[:, None] & ~OWN
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [None, (1, 3)])
+def test_lone_rows_see_themselves_alone(causal, heads):
+    model = llama(causal=causal).double()
+    with torch.no_grad(), intervene(model, LoneRows(rows=(5, 0), heads=heads)) as log:
+        ours = model(IDS).logits
+    hidden_HQS = (rows(0, 5)[:, None] & ~OWN).expand(4, 12, 12).clone()
+    for head in range(4) if heads else ():
+        hidden_HQS[head] &= head in heads
+    theirs, twin = dense(model, lambda: model(IDS).logits, lambda layer, a: hidden_HQS)
+    assert_close(ours, theirs, **EXACT)
+    some = list(heads or range(4))
+    lost = torch.stack(
+        [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
+        1,
+    )
+    assert_close(log.removals[0]["removed"], lost.float())
+    assert LoneRows().rows == (0,)
+
+
+def test_a_lone_row_is_the_form_of_attention_that_is_trained():
+    lone, full = tiny_model(1, attention="first_alone").double(), tiny_model(1).double()
+    full.load_state_dict(lone.state_dict())
+    with torch.no_grad(), intervene(full, LoneRows()):
+        inside = full(IDS).logits
+    with torch.no_grad():
+        assert_close(inside, lone(IDS).logits, **EXACT)
+        assert not torch.allclose(inside, full(IDS).logits)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_lone_row_and_the_models_own_sink_columns(keep):
+    model = Prefixed().double()
+    with torch.no_grad(), intervene(model, LoneRows(keep_prefix=keep)):
+        ours = model(IDS)
+    seen_QS = torch.cat([torch.full((12, 2), keep), OWN], 1)
+    theirs, _ = dense(model, lambda: model(IDS), lambda layer, a: rows(0)[:, None] & ~seen_QS)
+    assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_keys_are_blocked_for_some_queries(queries, causal, padded):
+    model, (given, real) = llama(causal=causal).double(), padding(padded)
+    with torch.no_grad(), intervene(model, MaskSinks(2, when="now", queries=queries)) as log:
+        ours = model(IDS, **given).logits
+    hidden = []
+
+    def hide(layer, a):
+        hidden.append(blocked(top(received(a, real), 2), QUERIES[queries]))
+        return hidden[-1]
+
+    theirs, twin = dense(model, lambda: model(IDS, **given).logits, hide)
+    assert_close(ours[real], theirs[real], **EXACT)
+    (removal,) = log.removals
+    count_B1 = real.sum(-1)[:, None]
+    for layer in range(2):
+        before = twin.before[layer][0] * real[:, None, :, None]
+        lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
+        assert_close(removal["removed"][:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
+        strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
+        assert_close(removal["strongest"][:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(removal["strongest_at"][:, layer].long(), strongest.indices)
+        others = (before > 0) & ~OWN
+        alone = others.any(-1) & ~(others & ~hidden[layer]).any(-1)
+        assert torch.equal(removal["alone"][:, layer], alone.sum(-1).float())
+
+
+@pytest.mark.parametrize("queries", ["masked", "committed", "prompt"])
+def test_states_of_queries(queries):
+    model = tiny_model().double()
+    mask_id = model.config.mask_token_id
+    canvas = Canvas.from_prompts([[5, 6, 7]] * 2, new_tokens=9, mask_id=mask_id)
+    ids_BS = canvas.ids_BS.clone()
+    ids_BS[0, 4:6], ids_BS[1, 8] = 9, 10
+    state = {"masked": ids_BS == mask_id, "prompt": ~canvas.open_BS}
+    state["committed"] = ~state["masked"] & canvas.open_BS
+    edit = MaskPositions((1, 4), queries=queries)
+    with (
+        torch.no_grad(),
+        intervene(model, edit),
+        decoding(SimpleNamespace(canvas=canvas)),
+        running(ids_BS),
+    ):
+        ours = model(ids_BS).logits
+    gone_S = torch.zeros(12, dtype=torch.bool)
+    gone_S[[1, 4]] = True
+    hidden = (state[queries][:, :, None] & gone_S & ~OWN)[:, None]
+    theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
+    assert_close(ours, theirs, **EXACT)
+    # without a canvas masks are seen in the ids, and nobody knows what was given
+    if queries == "prompt":
+        with refusing("queries='prompt'"), intervene(model, edit):
+            model(ids_BS)
+        return
+    with torch.no_grad(), intervene(model, edit):
+        ours = model(ids_BS).logits
+    if queries == "committed":
+        hidden = (~state["masked"][:, :, None] & gone_S & ~OWN)[:, None]
+    theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
+    assert_close(ours, theirs, **EXACT)
+
+
+def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
+    model = llama().double()
+    real = PADDED.bool()
+    shuffled = ShuffleValue.values
+
+    def outputs(seed):
+        edit = BlockKeys("top:k=3", when="now", how="shuffle_value", seed=seed, layers=(0,))
+        changed = []
+
+        def values(how, call, value_BHSD, blocked_BHS, random_BHS):
+            new_BHSD = shuffled(how, call, value_BHSD, blocked_BHS, random_BHS)
+            changed.append((value_BHSD, blocked_BHS, new_BHSD))
+            return new_BHSD
+
+        with (
+            torch.no_grad(),
+            mock.patch.object(ShuffleValue, "values", values),
+            intervene(model, edit) as log,
+        ):
+            logits = model(IDS, attention_mask=PADDED).logits
+        held = log.removals[0]["removed"]
+        assert_close(held, log.removals[0]["held"])
+        return logits, changed[0]
+
+    logits, (old_BHSD, blocked_BHS, new_BHSD) = outputs(0)
+    for row, head in np.ndindex(2, 4):
+        keys = blocked_BHS[row, head].nonzero()[:, 0].tolist()
+        others = [key for key in range(12) if real[row, key] and key not in keys]
+        donors = []
+        for key in keys:
+            same = (old_BHSD[row, head, others] == new_BHSD[row, head, key]).all(-1)
+            donors += [others[int(same.nonzero()[0])]]
+        assert len(keys) == 3 == len(set(donors)), "each gets another key's value"
+    assert torch.equal(logits, outputs(0)[0]) and not torch.equal(logits, outputs(1)[0])
+
+
+def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():
+    model = llama(causal=True)
+    refused = refusing("different keys")
+    with refused, intervene(model, BlockKeys("top:k=1", when="now", how="shuffle_value")):
+        model(IDS)
+
+
+def test_random_keys_of_the_same_age_stand_near():
+    keys = torch.zeros(1, 1, 200, 4)
+    call = read_call("layer", nn.Identity(), {"query": keys, "key": keys, "value": keys}, {})
+    scores_BHS = torch.zeros(1, 1, 200)
+    scores_BHS[..., 100] = 9.0
+    call.known["received_BHS"] = scores_BHS
+    generator = torch.Generator().manual_seed(0)
+    places = {"count": [], "age": []}
+    for _ in range(20):
+        for match in places:
+            draw = partial(torch.rand, generator=generator)
+            flags_BHS = Random(TopKeys(1), match).select(call.within(choice=Choice(draw=draw)))
+            assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
+            places[match].append(int(flags_BHS.nonzero()[0, 2]))
+    assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])
+    assert len(set(places["age"])) > 5

@@ -1,0 +1,251 @@
+"""What `MaskSinks` offers beyond the top k of the step before, each against dense float64 attention
+edited by hand.
+"""
+
+# B batch, L layers, H heads, S keys
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from dense_twin import dense, received, top
+from probed import EXACT, IDS, PADDED, TEXTS, padding
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core.instrument import BlockKeys, Selector, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.registry import interventions, selectors
+from sinklab.core.sinks import Excess
+from sinklab.lab.measures import MaskPositions, MaskSinks, Random, by_protocol
+from sinklab.lab.measures.controls import Sparing
+from tiny_models import HandWritten, Prefixed, by_itself, llama
+
+
+def edited(model, edit, texts=TEXTS, **given):
+    """Logits of each forward, and the log, of a run under the edit."""
+    with torch.no_grad(), intervene(model, edit) as log:
+        return [getattr(out := model(ids, **given), "logits", out) for ids in texts], log
+
+
+def by_hand(model, choose, is_zeroed, **given):
+    """The same run with dense attention: `choose(layer, received, gone before)` says what the next
+    forward loses.
+    """
+    logits, gone = [], {}
+    for ids in TEXTS:
+
+        def hide(layer, _, gone=gone):
+            return gone.get(layer)
+
+        def zero(layer, _, gone=gone):
+            return gone[layer].squeeze(2) if gone else None
+
+        edits, zeroed = ((), zero) if is_zeroed else ((hide,), None)
+        out, twin = dense(model, lambda ids=ids: model(ids, **given), *edits, zeroed=zeroed)
+        logits.append(out.logits)
+        gone = {
+            layer: choose(layer, received(a, given.get("attention_mask")), gone.get(layer))
+            for layer, a in enumerate(twin.maps)
+        }
+    return logits
+
+
+def strongest(k):
+    return lambda layer, a_BHS, gone: top(a_BHS, k)
+
+
+def above(layer, a_BHS, gone):
+    queries_BH1 = a_BHS.sum(-1, keepdim=True).round()
+    return (a_BHS > 1 + 0.5 * (queries_BH1 - 1) / queries_BH1).unsqueeze(2)
+
+
+def carried(limit):
+    def choose(layer, a_BHS, gone):
+        if gone is None:
+            gone = torch.zeros_like(a_BHS, dtype=torch.bool).unsqueeze(2)
+        room = min(2, limit - int(gone[0, 0].sum()))
+        return gone | top(a_BHS.masked_fill(gone.squeeze(2), -1.0), room)
+
+    return choose
+
+
+def of_two_heads(layer, a_BHS, gone):
+    heads = torch.tensor([False, True, False, True])[:, None, None]
+    return top(a_BHS, 2) & heads if layer == 1 else None
+
+
+CHOICES = {
+    "one": (MaskSinks(1), strongest(1)),
+    "three": (MaskSinks(3), strongest(3)),
+    "values": (MaskSinks(3, how="zero_value"), strongest(3)),
+    "epsilon": (BlockKeys(SinkKeys(Excess(0.5))), above),
+    "at the limit": (MaskSinks(2, when="kept", limit=2), carried(2)),
+    "carried": (MaskSinks(2, when="kept", limit=5), carried(5)),
+    "two heads": (MaskSinks(2, layers=1, heads=(1, 3)), of_two_heads),
+}
+
+
+@pytest.mark.parametrize("name, padded", [*zip(CHOICES, itertools.cycle([False, True]))])
+def test_a_closed_loop_is_that_of_dense_attention(name, padded):
+    (edit, choose), (given, real_BS) = CHOICES[name], padding(padded)
+    model = llama().double()
+    ours, log = edited(model, edit, **given)
+    theirs = by_hand(model, choose, name == "values", **given)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one[real_BS], other[real_BS], **EXACT)
+    assert [removal.forward for removal in log.removals] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("keys", [SinkKeys(Excess(0.8)), TopKeys(3)])
+def test_a_control_takes_as_many_other_keys(keys):
+    model = llama()
+    sinks, others = (
+        edited(model, BlockKeys(one), TEXTS[:2], attention_mask=PADDED)[1].removals[0]
+        for one in (keys, Random(keys))
+    )
+    assert torch.equal(sinks["keys"], others["keys"])
+    for row in range(2):
+        for layer, head in np.ndindex(2, 4):
+            own, theirs = (
+                [key for key in one.columns_BLHM[row, layer, head].tolist() if key >= 0]
+                for one in (sinks, others)
+            )
+            free = [key for key in range(12) if PADDED[row, key] and key not in own]
+            assert set(theirs) <= set(free)
+
+
+@pytest.mark.parametrize("by_attention", [True, False])
+def test_a_selector_by_values_chooses_for_each_head(by_attention, scratch):
+    scratch(selectors)
+
+    @selectors.register("least_value")
+    @dataclass(frozen=True)
+    class LeastValue(Selector):
+        def select(self, call):
+            return call.top(-call.values_BHSD.norm(dim=-1), 2)
+
+    LeastValue.by_attention = by_attention
+    model = llama().double()
+    _, log = edited(model, BlockKeys(LeastValue(), when="now", heads=(0, 3)))
+    columns = log.removals[0].columns_BLHM.sort(-1).values
+    assert columns.shape == (2, 2, 2, 2) and not torch.equal(columns[..., 0, :], columns[..., 1, :])
+
+
+def test_heads_may_be_named_in_any_order_and_twice():
+    model = llama()
+    every, named, some = (
+        edited(model, MaskSinks(2, heads=heads)) for heads in (None, (3, 1, 0, 2), (-1, 3, 1))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(every[0], named[0], strict=True))
+    assert named[1].removals[0].heads == (0, 1, 2, 3) and some[1].removals[0].heads == (1, 3)
+    assert torch.equal(
+        some[1].removals[0].columns_BLHM, every[1].removals[0].columns_BLHM[:, :, [1, 3]]
+    )
+
+
+def test_spared_positions_count_from_the_canvas():
+    model = Prefixed()
+    spare = tuple(range(3, 12))
+    _, log = edited(model, BlockKeys(Sparing(TopKeys(4), spare)), [IDS, IDS])
+    assert (log.removals[0].columns_BLHM < 2 + 3).all()
+    _, log = edited(model, BlockKeys(Sparing(TopKeys(3), spare, True)), [IDS, IDS])
+    assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [
+        [2, 3, 4]
+    ]
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
+    model = llama(causal=True)
+    edit = MaskSinks(2, when="kept", scores="last_row", limit=limit)
+    with intervene(model, edit) as log, trace(model) as recording:
+        model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
+    gone = [int(removal["keys"].min()) for removal in log.removals]
+    assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
+    for removal, row in zip(log.removals, recording.received[1:], strict=True):
+        assert (
+            row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
+        ).all()
+        left = torch.full_like(removal["left"], row.shape[-1]) - removal["keys"]
+        assert_close(removal["left"], left)
+
+
+def test_a_memory_that_runs_empty_is_refused():
+    model = llama(causal=True)
+    with (
+        refusing("set a limit"),
+        intervene(model, MaskSinks(4, when="kept")),
+    ):
+        model.generate(IDS, max_new_tokens=9, do_sample=False, attention_mask=torch.ones_like(IDS))
+
+
+def test_numbers_may_be_numpys_and_become_python_ints():
+    given, numbers = np.int64(2), np.arange(2)
+    ours = BlockKeys(
+        Sparing(TopKeys(given), numbers), when="kept", limit=given, layers=numbers, heads=numbers
+    )
+    assert ours == BlockKeys(
+        Sparing(TopKeys(2), (0, 1)), when="kept", limit=2, layers=(0, 1), heads=(0, 1)
+    )
+    assert interventions.parse(interventions.as_text(ours)) == ours
+    assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
+    for wrong in (True, 2.0, np.float64(2)):
+        refused(rf"k must be .* {re.escape(repr(wrong))}", MaskSinks, wrong)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"k": 0}, "k must be at least 1.* 0"),
+        ({"k": 1, "limit": 3}, "limit=3 with when=None"),
+        ({"k": 1, "when": "kept", "limit": 0}, "limit .* 0"),
+        ({"k": 1, "when": "closed_loop"}, "now, previous, clean, kept"),
+        ({"k": 1, "how": "masked"}, "'mask'"),
+        ({"k": 1, "layers": (0.5,)}, "layers"),
+        ({"k": 1, "heads": ()}, "heads"),
+        ({"k": 1, "queries": "late"}, "'late'"),
+        ({"k": 1, "queries": "from3", "how": "zero_value"}, "how='zero_value'"),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(fields, message):
+    refused(message, MaskSinks, **fields)
+
+
+def test_spared_positions_are_none_below_zero():
+    refused("spare.* -1", Sparing, TopKeys(1), (-1,))
+
+
+@pytest.mark.parametrize(
+    "model, edit, message",
+    [
+        (llama(), MaskSinks(1, layers=2), "0 … 1"),
+        (llama(), MaskSinks(1, heads=4), "0 … 3"),
+        (HandWritten(), MaskSinks(1, layers=-1), r"config\.num_hidden_layers"),
+        (HandWritten(), MaskSinks(12), "all 12 keys of"),
+        (llama(), BlockKeys(Random(TopKeys(6))), "^6 keys .* row 0 .* has 2 "),
+        (by_itself(llama(attention="eager")), MaskSinks(1), "sdpa"),
+        (HandWritten(), MaskSinks, "object of class Intervention"),
+    ],
+)
+def test_what_a_model_has_not_is_refused(model, edit, message):
+    given = {"attention_mask": PADDED} if hasattr(model, "config") else {}
+    with refusing(message), intervene(model, edit):
+        model(IDS, **given)
+        model(IDS, **given)
+
+
+def test_a_short_row_loses_all_its_others_where_fewer_will_do():
+    """Of 8 and 12 keys that are seen 6 are chosen; the control takes 2 and 6, and leaves the
+    chosen."""
+    model, edit = llama(), by_protocol("clean", 6, control="random", fewer=True)
+    with intervene(model, edit) as log:
+        with log.probing():
+            model(IDS, attention_mask=PADDED)
+        model(IDS, attention_mask=PADDED)
+    for record in log.removals:
+        assert record["keys"].float().mean((1, 2)).tolist() == [2, 6]
+    assert log.removals

@@ -1,0 +1,156 @@
+"""The plug-in of the study of sinks: neurons of a sink moved to another position, and values that
+stand in; against dense float64 attention.
+"""
+
+# B batch, L layers, S positions, F neurons
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from dense_twin import dense, received, top
+from probed import EXACT, IDS, PADDED
+from torch.testing import assert_close
+
+from conformance.probing import check_intervention
+from refusals import refusing
+from sinklab import intervene
+from sinklab.core.instrument import BlockKeys
+from sinklab.core.registry import interventions, removals
+from sinklab.lab.files import load_plugin
+from sinklab.lab.measures import MaskPositions, MaskSinks
+from sinklab.lab.scoring import state_records
+from tiny_diffusion import tiny_model
+from tiny_models import llama
+
+PLUGIN = Path(__file__).parents[2] / "studies" / "what_sinks_do" / "plugin.py"
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """The plug-in; what it registers is forgotten afterwards."""
+    for known in (interventions, removals):
+        monkeypatch.setattr(known, "_classes", dict(known._all()))
+    load_plugin(PLUGIN)
+    yield sys.modules["sinklab_plugin_plugin"]
+    del sys.modules["sinklab_plugin_plugin"]
+
+
+def test_the_edit_holds_the_contract(plugin, tmp_path):
+    model, file = tiny_model(), tmp_path / "neurons.safetensors"
+    plugin.save_neurons(model, file, 4, torch.arange(1, 13)[None])
+    check_intervention(f"move_neurons:file={file}", model)
+
+
+@contextmanager
+def inputs(modules, change):
+    """What these modules read, or `change` of it and the number of the module."""
+    hooks = [
+        module.register_forward_pre_hook(lambda _module, given, n=n: (change(n, given[0]),))
+        for n, module in enumerate(modules)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_neurons_of_a_sink_move_to_another_position(plugin, tmp_path, seed):
+    model, ids_1S = llama(), torch.arange(1, 13)[None]
+    file = tmp_path / "neurons.safetensors"
+    plugin.save_neurons(model, file, 5, ids_1S, count=6, seed=seed)
+    edit = plugin.MoveNeurons(file=str(file), to=2)
+    with torch.no_grad(), intervene(model, edit) as log:
+        found = model(ids_1S).logits
+    readers = [layer.mlp.down_proj for layer in model.double().model.layers]
+    acts = []
+    with torch.no_grad(), inputs(readers, lambda _n, act: acts.append(act) or act):
+        model(ids_1S)
+    act_LSF = torch.cat(acts)
+    median_LF = act_LSF.sort(1).values[:, 5]
+    size_LF = torch.stack([reader.weight.square().sum(0).sqrt() for reader in readers])
+    excess_LF = (act_LSF[:, 5] - median_LF).abs() * size_LF
+    flags_LF = torch.zeros_like(excess_LF, dtype=torch.bool)
+    order = excess_LF.flatten().argsort(descending=True)
+    if seed is not None:
+        order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
+    flags_LF.view(-1)[order[:6]] = True
+
+    def move(layer, act_BSF):
+        act_BSF = act_BSF.clone()
+        act_BSF[0, 2] = torch.where(flags_LF[layer], act_LSF[layer, 5], act_BSF[0, 2])
+        act_BSF[0, 5] = torch.where(flags_LF[layer], median_LF[layer], act_BSF[0, 5])
+        return act_BSF
+
+    with torch.no_grad(), inputs(readers, move):
+        expected = model(ids_1S).logits
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    moved = {one.layer for one in state_records(log)}
+    assert moved == set(flags_LF.any(1).nonzero()[:, 0].tolist())
+    assert not any(reader._forward_pre_hooks for reader in readers)
+
+
+def test_pooled_values_are_the_mean_of_the_other_keys(plugin):
+    model = llama().double()
+    with torch.no_grad(), intervene(model, MaskSinks(2, when="now", how="pool_value")) as log:
+        ours = model(IDS, attention_mask=PADDED).logits
+    real = PADDED.bool()
+
+    def pooled(layer, a, v):
+        gone = top(received(a, real), 2)[:, :, 0]
+        others = real[:, None] & ~gone
+        mean = (v * others[..., None]).sum(2) / others.sum(-1)[..., None]
+        return torch.where(gone[..., None], mean[:, :, None], v)
+
+    theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
+    assert_close(ours[real], theirs[real], **EXACT)
+    # attention stays as it is
+    held = torch.stack(
+        [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
+    )
+    assert_close(log.removals[0]["removed"], held.float())
+    causal = llama(causal=True)
+    with (
+        refusing("different keys"),
+        intervene(causal, BlockKeys("top:k=1", when="now", how="pool_value")),
+    ):
+        causal(IDS)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_mean_values_come_from_reference_texts(plugin, causal, tmp_path):
+    model = llama(causal=causal).double()
+    texts = [
+        torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(seed))
+        for seed in (3, 4, 5)
+    ]
+    file = plugin.save_reference_values(model, MaskSinks(1), texts, tmp_path / "values.safetensors")
+    kept = [[], []]
+
+    def collect(layer, a, v):
+        kept[layer].append(
+            v.gather(2, received(a).argmax(-1)[..., None, None].expand(-1, -1, 1, v.shape[-1]))[
+                :, :, 0
+            ]
+        )
+        return v
+
+    for ids_BS in texts:
+        dense(model, lambda ids_BS=ids_BS: model(ids_BS), values=collect)
+    means = [torch.cat(parts).mean(0).float().double() for parts in kept]
+    edit = MaskSinks(1, when="now", how=f"mean_value:file={file}")
+    with torch.no_grad(), intervene(model, edit):
+        ours = model(IDS).logits
+
+    def replaced(layer, a, v):
+        gone = top(received(a), 1)[:, :, 0]
+        return torch.where(gone[..., None], means[layer][None, :, None], v)
+
+    theirs, _ = dense(model, lambda: model(IDS).logits, values=replaced)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    with (
+        refusing("no reference values"),
+        intervene(model, MaskPositions((0,), how=f"mean_value:file={tmp_path}/absent")),
+    ):
+        model(IDS)

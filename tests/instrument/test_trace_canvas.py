@@ -1,0 +1,135 @@
+"""What a trace learns from the denoiser about the canvas, and layers that are unlike one
+another.
+"""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from sinklab.core.attention import running_canvas
+from sinklab.core.instrument import Listener, trace
+from sinklab.core.instrument.routes import tapped
+from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, llama
+
+IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+class Announced(Listener):
+    """Keeps the canvas that was announced for the first call of every forward."""
+
+    def __init__(self):
+        self.canvases = []
+
+    def begin(self):
+        self.canvases.append(running_canvas())
+
+
+@pytest.mark.parametrize(
+    "columns, shift, expected",
+    [
+        (slice(4, 7), False, [4, 5, 6]),
+        (slice(4, 7), True, [3, 4, 5, 6]),
+        (torch.tensor([2, 3, 8]), False, [2, 3, 8]),
+        (torch.tensor([2, 3, 8]), True, [1, 2, 3, 7, 8]),
+        (torch.tensor([0, 5]), True, [0, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_session_announces_the_columns_that_run_predecessors_included(
+    columns, shift, expected, sinks
+):
+    model = tiny_model(sinks, logit_shift=shift)
+    session, announced = model.denoiser().begin(), Announced()
+    wanted = torch.zeros(2, 12, dtype=torch.bool)
+    wanted[:, torch.arange(12)[columns]] = True
+    with trace(model, ("received", "row_entropy")) as recording, tapped(model, announced):
+        session(IDS, wanted)
+        session(IDS + 1, wanted, columns)
+        model.denoiser()(IDS + 2, wanted)
+    assert [columns_Q.tolist() for columns_Q in recording.columns] == [
+        list(range(12)),
+        expected,
+        list(range(12)),
+    ]
+    assert [int(canvas.ids_BS[0, 0] - IDS[0, 0]) for canvas in announced.canvases] == [0, 1, 2]
+    assert running_canvas() is None
+    assert recording.prefix == sinks
+    assert recording.values("row_entropy")[1].shape[-1] == len(expected)
+
+
+def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places():
+    model = tiny_model(2)
+    session, wanted = model.denoiser().begin(), torch.zeros(2, 12, dtype=torch.bool)
+    wanted[:, 4:7] = True
+    session(IDS, wanted)
+    with trace(model) as recording:
+        session(IDS, wanted, slice(4, 7))
+    assert recording.prefix == 2
+    assert recording.columns[0].tolist() == [4, 5, 6]
+    assert recording.array("positions").tolist() == [[12.0, 12.0]]
+    assert recording.visible[0].tolist() == [[3] * 14] * 2
+
+
+def test_what_was_recorded_is_ordinary_tensors():
+    model = tiny_model(1)
+    wanted = torch.ones(2, 12, dtype=torch.bool)
+    with trace(model, ("received", "output_norm"), maps=[(0, 0, 0)]) as recording:
+        assert model.denoiser()(IDS, wanted).is_inference()
+    kept = (
+        recording.received,
+        recording.values("output_norm"),
+        recording.visible,
+        recording.columns,
+    )
+    for tensor in (*(tensors[0] for tensors in kept), recording.map(0, 0, 0)):
+        assert not tensor.is_inference()
+        tensor.mul_(2)
+
+
+def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
+    model = HandWritten(layers=2)
+    model.blocks[1].style = "headless"
+    # a module that runs three times counts once among the modules of its class
+    model.blocks.append(model.blocks[0])
+    model.blocks.append(model.blocks[0])
+    ids = IDS % 30
+    with trace(model, ("received", "output_norm")) as recording:
+        model(ids)
+        model(ids)
+    assert recording.layers == ["blocks.0", "blocks.1", "blocks.0#2", "blocks.0#3"]
+    for name in ("received", "output_norm"):
+        first, second = recording.values(name)
+        assert first.shape == (2, 4, 2, 12)
+        assert_close(first, second, equal_nan=True)
+        assert first[:, 1, 1].isnan().all()
+        assert not first[:, [0, 2, 3]].isnan().any() and not first[:, 1, 0].isnan().any()
+    assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
+
+
+def test_nothing_is_kept_of_a_forward_that_is_over():
+    with tapped(model := llama(), Listener()) as tap:
+        model(IDS % 30)
+        assert not tap._calls_in
+
+
+class ByHeight(torch.nn.Module):
+    """A layer of one head that reads numbers, not ids; with a mask by row."""
+
+    def forward(self, x_BS):
+        x_BS1 = x_BS.unsqueeze(-1)
+        seen_BSS = (x_BS1 < 1).transpose(1, 2).expand(-1, x_BS.shape[1], -1)
+        return torch.nn.functional.scaled_dot_product_attention(
+            x_BS1, x_BS1, x_BS1, attn_mask=seen_BSS
+        )
+
+
+def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads():
+    x_BS, model = torch.tensor([[0.5, 0.2, 3.0], [0.1, 2.0, 0.3]]), ByHeight()
+    with tapped(model, Listener()) as tap, trace(model) as recording:
+        model(x_BS)
+        assert tap.ids_BS is None
+    assert (recording.received[0][:, 0, 0] > 0).tolist() == [
+        [True, True, False],
+        [True, False, True],
+    ]

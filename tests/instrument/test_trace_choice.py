@@ -1,0 +1,245 @@
+"""Layers, heads, steps and maps: what is chosen equals what a full trace says of it, and nothing
+else is computed.
+"""
+
+# B batch, L layers, H heads, Q queries, S keys
+import numpy as np
+import pytest
+import torch
+from probed import IDS, PADDED, padding
+from torch.testing import assert_close
+
+from refusals import refused, refusing
+from sinklab.core import registry
+from sinklab.core.instrument import BlockKeys, TopKeys, call, intervene, trace
+from sinklab.core.instrument.scope import whole_numbers
+from tiny_models import HandWritten, llama
+
+NAMES = tuple(
+    name
+    for name, kind in registry.statistics.items()
+    # the last compares the recorded layers with each other
+    if not (kind.needs_canvas or name in ("drift", "layer_similarity"))
+)
+BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
+
+
+def four_layers():
+    return HandWritten(layers=4)
+
+
+@pytest.mark.parametrize(
+    "layers, expected",
+    [
+        (2, [2]),
+        ((0, 3), [0, 3]),
+        ((3, 0), [0, 3]),
+        (-1, [3]),
+        ((-4, -1), [0, 3]),
+        ("blocks.1", [1]),
+        (("blocks.0", 2), [0, 2]),
+    ],
+)
+def test_layers_by_number_and_by_name(layers, expected):
+    model = four_layers()
+    with trace(model, NAMES) as full:
+        model(IDS)
+    with trace(model, NAMES, layers=layers) as recording:
+        model(IDS)
+        model(IDS)
+    assert recording.layer_indices == expected
+    assert recording.layers == [f"blocks.{index}" for index in expected]
+    assert [visible_BS.shape for visible_BS in recording.visible] == [(2, 12)] * 2
+    for name in NAMES:
+        axis = recording.dims(name).index("layer")
+        chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(expected))
+        for step in range(2):
+            assert torch.equal(torch.from_numpy(recording.array(name))[step], chosen[0])
+
+
+def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them():
+    model = llama()
+    for pattern in (
+        "layers.1.self_attn",
+        "model.layers.1.self_attn",
+        "layers.1",
+        "model.layers.1",
+    ):
+        with torch.no_grad(), trace(model, layers=pattern) as recording:
+            model(IDS)
+        assert recording.layers == ["model.layers.1.self_attn"], pattern
+
+
+@pytest.mark.parametrize(
+    "kv_heads, heads, padded", [(1, (2,), False), (2, (3, 0), True), (4, (-1, 1), True)]
+)
+def test_heads_under_grouped_keys(kv_heads, heads, padded):
+    model, (given, _) = llama(kv_heads=kv_heads), padding(padded)
+    with (
+        torch.no_grad(),
+        trace(model, NAMES) as full,
+        trace(model, NAMES, heads=heads) as recording,
+    ):
+        model(IDS, **given)
+    numbers = [head % 4 for head in heads]
+    for name in BY_HEAD:
+        axis = recording.dims(name).index("head")
+        chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(numbers))
+        assert_close(torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6)
+    # norms of values and keys are means over all heads, whichever are recorded
+    assert torch.equal(recording.value_norm[0], full.value_norm[0])
+
+
+@pytest.mark.parametrize(
+    "options, chosen", [({"layers": (1, 2), "heads": 1}, (1,)), ({"layers": (0, 3)}, (0, 1))]
+)
+def test_only_what_was_chosen_is_computed(options, chosen, monkeypatch):
+    seen, own = [], call.attention_statistics
+
+    def spy(scores, names, **options):
+        seen.append((scores.chosen, scores.shape[0]))
+        return own(scores, names, **options)
+
+    monkeypatch.setattr(call, "attention_statistics", spy)
+    model = four_layers()
+    with trace(model, ("received", "row_entropy"), steps={1}, **options) as recording:
+        for _ in range(3):
+            model(IDS)
+            recording.mark()
+    assert seen == [(chosen, len(IDS))] * 2
+
+
+@pytest.mark.parametrize(
+    "choice, message",
+    [
+        ({"layers": (0, 4)}, r"layers are numbered 0 … 3 in the order they run .*, got 4"),
+        ({"layers": -5}, r"\(or from the end, −1 … −4\), got -5"),
+        (
+            {"layers": "block.1"},
+            r"called 'block\.1' among the 4 that ran: did you mean 'blocks\.1'",
+        ),
+        ({"heads": (0, 2)}, r"blocks\.0 has the query heads 0 … 1 \(or −1 … −2\), got 2"),
+        ({"maps": [(0, 0, 7)]}, r"query heads 0 … 1 .*, got 7"),
+        ({"maps": [(0, 9, 0)]}, r"layers are numbered 0 … 3 .*, got 9"),
+        ({"maps": [(1, 2)]}, r"triples of numbers \(step, layer, head\), got \(1, 2\)"),
+        ({"layers": ()}, r"layers names at least one, got none: leave it out"),
+        ({"steps": 3}, r"steps is a container of step numbers .*, got 3"),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_name(choice, message):
+    model = four_layers()
+    plain = model(IDS)
+    with refusing(message), trace(model, **choice):
+        model(IDS)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch.equal(plain, model(IDS))
+
+
+@pytest.mark.parametrize("marked, steps", [(False, {1, 4}), (True, range(0, 6, 2)), (True, [5])])
+def test_steps_by_marks_or_by_forwards(marked, steps):
+    model = HandWritten()
+    texts = [(IDS + 3 * step) % 30 for step in range(6)]
+    with trace(model, NAMES) as full, trace(model, NAMES, steps=steps) as recording:
+        for step, ids in enumerate(texts):
+            model(ids)
+            if marked:
+                # guidance: a second forward, which is not part of the recording
+                model(29 - ids)
+                recording.mark(f"step {step}")
+                full.mark(step)
+    expected = sorted(steps)
+    assert recording.step_numbers == expected
+    assert recording.steps == ([f"step {number}" for number in expected] if marked else expected)
+    assert recording.forwards_per_step == ([2] * len(expected) if marked else [])
+    for name in NAMES:
+        assert torch.equal(
+            torch.from_numpy(recording.array(name)), torch.from_numpy(full.array(name))[expected]
+        )
+    assert recording.array("visible").shape[0] == len(expected) == len(recording.columns)
+
+
+def test_no_step_that_was_chosen_ran():
+    model = HandWritten()
+    with trace(model, steps=(7,)) as recording:
+        model(IDS)
+    assert recording.step_numbers == [] and recording.received == []
+    assert recording.layers == ["blocks.0", "blocks.1"]
+    refused("1 steps ran, and steps=", recording.array, "received")
+
+
+def test_a_number_below_0_is_refused_behind_another():
+    refused("steps: numbers count from 0, got -1", whole_numbers, "steps", (3, -1))
+
+
+def test_numbers_may_be_numpys_and_name_a_head_twice():
+    model, numbers = four_layers(), np.arange(4)
+    with trace(
+        model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]
+    ) as recording:
+        model(IDS)
+    assert recording.layer_indices == [1, 2]
+    assert recording.received[0].shape == (2, 2, 1, 12)
+    assert recording.map(0, 2, 1).shape == (2, 12, 12)
+    with trace(model, layers=numbers[3], heads=numbers[0]) as recording:
+        model(IDS)
+    assert recording.layer_indices == [3]
+
+
+@pytest.mark.parametrize("causal, marked", [(False, True), (True, False)])
+def test_maps_are_those_of_eager_attention(causal, marked):
+    model = llama(causal=causal)
+    places = [(0, 0, 3), (1, 1, 0), (1, -1, 2), (0, -2, 3)]
+    # neither layers, heads nor steps keep a map from being taken
+    with (
+        torch.no_grad(),
+        trace(model, layers=(0,), heads=(1,), steps=(5,), maps=places) as recording,
+    ):
+        for ids in (IDS, IDS + 1):
+            model(ids, attention_mask=PADDED)
+            if marked:
+                model(ids + 2, attention_mask=PADDED)
+                recording.mark()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = [
+            model(ids, attention_mask=PADDED, output_attentions=True).attentions
+            for ids in (IDS, IDS + 1)
+        ]
+    assert set(recording.maps) == set(places)
+    seen_BQ = PADDED.bool()
+    for step, layer, head in places:
+        found = recording.map(step, layer, head)
+        assert found.dtype == torch.float32 and found.shape == (2, 12, 12)
+        assert_close(found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6)
+
+
+def test_a_map_of_one_step_alone_is_taken_where_nothing_else_is_recorded():
+    model = HandWritten()
+    with trace(model) as full, trace(model, steps=(), maps=[(1, 0, 1)]) as recording:
+        for ids in (IDS, IDS + 1, IDS + 2):
+            model(ids)
+    assert recording.received == [] and set(recording.maps) == {(1, 0, 1)}
+    assert_close(recording.map(1, 0, 1).sum(-2), full.received[1][:, 0, 1])
+
+
+def test_a_map_that_never_came_is_refused_with_those_there_are():
+    model = HandWritten()
+    with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
+        model(IDS)
+    assert recording.map(0, 0, 1).shape == (2, 12, 12)
+    refused("step 9, layer 0, head 1 was", recording.map, 9, 0, 1)
+    refused(r"there are \[\(0, 0, 1\)\]", recording.map, 0, 1, 0)
+
+
+def test_a_map_shows_the_edited_call():
+    model = HandWritten()
+    with (
+        intervene(model, BlockKeys(TopKeys(2))) as log,
+        trace(model, maps=[(1, 1, 0)]) as recording,
+    ):
+        model(IDS)
+        model(IDS)
+    taken = log.removals[0].columns_BLHM[:, 1, 0]
+    found = recording.map(1, 1, 0)
+    assert (found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all()
+    assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)

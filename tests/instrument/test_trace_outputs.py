@@ -1,0 +1,116 @@
+"""What heads give: output norms beside the bound of Eq. 20, all statistics at once, and no bit
+changed.
+"""
+
+# B batch, L layers, H heads, Q queries, S keys
+import pytest
+import torch
+from probed import IDS, PADDED
+from torch.testing import assert_close
+
+from sinklab.core.attention import running, value_norms
+from sinklab.core.instrument import BlockKeys, Listener, TopKeys, intervene, trace
+from sinklab.core.instrument.routes import tapped
+from sinklab.core.registry import statistics
+from tiny_models import STYLES, HandWritten, Prefixed, llama
+
+NAMES = tuple(
+    name for name, kind in statistics.items() if not (kind.needs_canvas or name == "drift")
+)
+
+
+class Outputs(Listener):
+    """Keeps what every call gave."""
+
+    def __init__(self):
+        self.norms = []
+
+    def observe(self, call, out):
+        self.norms.append(call.unrolled(out).norm(dim=-1))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_statistic_at_once_changes_no_bit(style):
+    model = HandWritten(style)
+    model(IDS).square().sum().backward()
+    plain, gradient = model(IDS), model.blocks[0].qkv.weight.grad.clone()
+    model.zero_grad()
+    with trace(model, NAMES) as recording:
+        out = model(IDS)
+    out.square().sum().backward()
+    assert torch.equal(plain, out)
+    assert torch.equal(gradient, model.blocks[0].qkv.weight.grad)
+    assert not any(recording.values(name)[0].requires_grad for name in NAMES)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "how", ["", "mask", pytest.param("zero_value", marks=pytest.mark.ring("lab"))]
+)
+def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style, how):
+    model = HandWritten(style)
+    edits = [BlockKeys(TopKeys(4), when="now", how=how)] if how else []
+    outputs, names = Outputs(), ("output_norm", "noop_bound")
+    with intervene(model, *edits), trace(model, names) as recording, tapped(model, outputs):
+        model(IDS)
+    norms, bounds = recording.values("output_norm")[0], recording.values("noop_bound")[0]
+    assert norms.shape == bounds.shape == (2, 2, 1 if style == "headless" else 2, 12)
+    assert_close(norms, torch.stack(outputs.norms, 1))
+    assert (norms <= bounds * (1 + 1e-5)).all()
+    # far below in some rows: the bound is no equality
+    assert (norms < 0.9 * bounds).any()
+
+
+@pytest.mark.parametrize("mask", [PADDED, torch.ones_like(PADDED)])
+def test_autoregressive_decoding_with_a_cache(mask):
+    model = llama(causal=True)
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(IDS, **options)
+    with trace(model, NAMES) as recording:
+        traced = model.generate(IDS, **options)
+    assert torch.equal(plain.sequences, traced.sequences)
+    assert all(map(torch.equal, plain.logits, traced.logits))
+    first = int(mask[0].sum())
+    assert recording.array("positions").tolist() == [[first + step, 12 + step] for step in range(4)]
+    for step in range(1, 4):
+        # one query ran: its row is the column sum
+        assert_close(recording.values("last_row")[step], recording.received[step])
+        norms, bounds = recording.values("output_norm")[step], recording.values("noop_bound")[step]
+        assert norms.shape == (2, 2, 4, 1) and (norms <= bounds * (1 + 1e-5)).all()
+    is_there = torch.from_numpy(recording.array("row_entropy"))[1].isfinite().all(0)
+    assert is_there.tolist() == [[[key == 12 for key in range(15)]] * 4] * 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_row_is_that_of_the_last_real_query(causal, side):
+    model = llama(causal=causal)
+    mask = PADDED if side == "left" else PADDED.flip(-1)
+    with torch.no_grad(), trace(model, ("last_row",)) as recording:
+        model(IDS, attention_mask=mask)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = torch.stack(model(IDS, attention_mask=mask, output_attentions=True).attentions, 1)
+    expected = torch.stack([maps[0, :, :, 11 if side == "left" else 7], maps[1, :, :, 11]])
+    assert_close(recording.values("last_row")[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_key_norms_and_prefix_columns():
+    model = Prefixed()
+    with trace(model, ("key_norm", "value_norm")) as recording:
+        model(IDS)
+    keys = model.blocks[0].qkv(model.embed(IDS)).unflatten(-1, (3, 2, -1))[:, :, 1].transpose(1, 2)
+    norms = recording.values("key_norm")[0][:, 0]
+    assert_close(norms[:, 2:], value_norms(keys))
+    # the sink columns of this model are ones of width 8
+    assert_close(norms[:, :2], torch.full((2, 2), 8.0**0.5))
+    assert (recording.value_norm[0][..., :2] == 0).all()
+    assert recording.dims("key_norm") == ("step", "batch", "layer", "key")
+
+
+def test_an_announcement_of_another_canvas_is_not_taken_for_ones_own():
+    model = HandWritten()
+    with running(torch.zeros(2, 40, dtype=torch.long)), trace(model) as recording:
+        model(IDS)
+    assert recording.columns[0].tolist() == list(range(12)) and recording.prefix == 0
