@@ -130,7 +130,7 @@ def received(session: ChoosingSession, call: Call) -> Tensor:
     scale = call.scale
     if scale is None:
         scale = queries_BHWD.shape[-1] ** -0.5
-    keys_BHDK = call.for_query_heads(call.k_BKSD).float().transpose(2, 3)
+    keys_BHDK = call.expand_kv(call.k_BKSD).float().transpose(2, 3)
     received_BHK = (scale * (queries_BHWD @ keys_BHDK)).softmax(-1).sum(2)
     return received_BHK[..., call.prefix :].unflatten(1, (call.k_BKSD.shape[1], -1)).sum(2)
 

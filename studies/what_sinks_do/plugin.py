@@ -175,7 +175,7 @@ class SumValues(Removal):
     """Layer -> sum of the values (H, D), and number of keys (H)."""
 
     def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
-        value_BHSD = call.for_query_heads(call.v_BKSD.detach().double())
+        value_BHSD = call.expand_kv(call.v_BKSD.detach().double())
         sum_HD = value_BHSD.masked_fill(~blocked_BHS.unsqueeze(-1), 0.0).sum((0, 2))
         before_HD, known_H = self.sums.get(
             call.layer, (torch.zeros_like(sum_HD), blocked_BHS.new_zeros(1).long())

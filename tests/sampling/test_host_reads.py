@@ -121,15 +121,17 @@ EDITS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "edit, cache",
-    [*((edit, "dual") for edit in EDITS), (EDITS[0], None), (EDITS[3], None)],
+    [*((edit, "dual") for edit in EDITS), (EDITS[0], None), (EDITS[3], None), (None, None)],
     ids=str,
 )
 def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
+    # None: two edits, of which all that is logged comes over together
+    edits = [edit] if edit else [EDITS[0], EDITS[3]]
     some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=4, mask_id=MASK, pad_id=0), []
 
     def run(layers):
         model = toy(layers)
-        with intervene(model, edit) as log:
+        with intervene(model, *edits) as log:
             return *counted(
                 steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 2})
             ), log

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinklab.core.compat import stated
 from sinklab.core.instrument.call import Call
-from sinklab.core.instrument.keys import own_mask
+from sinklab.core.instrument.keys import dense_mask
 from sinklab.core.registry import attention_functions
 
 # what changes the attention of keys in a way that no mask can express
@@ -72,7 +72,7 @@ class Eager:
         q, k, v, mask = edited.q_BHQD, edited.k_BKSD, edited.v_BKSD, given[3]
         if edited.mask is not call.mask or edited.is_causal != call.is_causal:
             _check_mask(module)
-            mask = own_mask(edited)
+            mask = dense_mask(edited)
             if mask.dtype == torch.bool:
                 hidden = torch.zeros_like(mask, dtype=q.dtype)
                 mask = hidden.masked_fill(~mask, torch.finfo(q.dtype).min)

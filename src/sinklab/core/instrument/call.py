@@ -119,7 +119,7 @@ class Call:
             object.__setattr__(other, "filled", self.filled)
         return other
 
-    def unrolled(self, out: Tensor) -> Tensor:
+    def by_head(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
         batch, _, queries, _ = self.q_BHQD.shape
         return out.reshape(batch, -1, queries, out.shape[-1])
@@ -136,7 +136,7 @@ class Call:
         elif bool(wrong):
             refuse()
 
-    def for_query_heads(self, x_BK: Tensor) -> Tensor:
+    def expand_kv(self, x_BK: Tensor) -> Tensor:
         """A tensor (B, K, …) of key/value heads as (B, H, …)."""
         groups = self.q_BHQD.shape[1] // x_BK.shape[1]
         if groups == 1:
@@ -251,7 +251,7 @@ class Call:
     @property
     def values_BHSD(self) -> Tensor:
         """Values of the keys in these heads."""
-        return self.of_heads(self.for_query_heads(self.v_BKSD))
+        return self.of_heads(self.expand_kv(self.v_BKSD))
 
     @property
     def positions_S(self) -> Tensor:
@@ -347,7 +347,7 @@ class Call:
         order_BHS: Tensor,
         count: int | Tensor,
         among_BHS: Tensor | None = None,
-        most: int | None = None,
+        max_count: int | None = None,
     ) -> Tensor:
         """The eligible keys that an order puts highest, bool (B, H, S); fewer where a limit says
         so.
@@ -356,7 +356,7 @@ class Call:
             order_BHS: the highest is chosen first.
             count: how many keys of a head, a number or (B, H, 1).
             among_BHS: keys to choose from, if not from all that are eligible.
-            most: upper bound of `count`, if known, so that no device is asked.
+            max_count: upper bound of `count`, if known, so that no device is asked.
 
         Raises:
             ValueError: if a head has fewer keys to choose from.
@@ -366,7 +366,7 @@ class Call:
             among_BHS = self.eligible_BHS
         among_BHS = among_BHS & self.eligible_BHS
         if isinstance(count, int):
-            most = count
+            max_count = count
         if choice.limit is not None:
             blocked_BH1 = torch.zeros_like(among_BHS[..., :1], dtype=torch.long)
             if choice.blocked_BHS is not None:
@@ -376,7 +376,7 @@ class Call:
         wanted_BH1 = torch.zeros_like(found_BH1) + count
         short_BH1 = wanted_BH1 > found_BH1
         self.check(short_BH1.any(), partial(refuse_short, short_BH1, wanted_BH1, found_BH1))
-        return as_flags(highest(order_BHS, among_BHS, wanted_BH1, most), among_BHS.shape[-1])
+        return as_flags(highest(order_BHS, among_BHS, wanted_BH1, max_count), among_BHS.shape[-1])
 
     def block(
         self, keys: Tensor, queries_BQ: Tensor | None = None, kept_QS: Tensor | None = None

@@ -23,7 +23,7 @@ def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
     return mask.masked_fill(~keep, -math.inf)
 
 
-def own_mask(call: Any) -> Tensor:
+def dense_mask(call: Any) -> Tensor:
     """The mask of the call with its causality written out; one row where that is known without a
     look at its numbers.
     """
@@ -39,9 +39,9 @@ def own_mask(call: Any) -> Tensor:
     return compact(mask)
 
 
-def short_mask(call: Any) -> Tensor:
+def one_row_mask(call: Any) -> Tensor:
     """The same, one row if it is the same for every query, which is read from the device."""
-    mask = own_mask(call)
+    mask = dense_mask(call)
     if not call.is_causal and mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
         return mask[:, :, :1]
     return mask
@@ -60,7 +60,7 @@ def blocked(
         keys = keys & queries_BQ[:, None, :, None]
     if kept_QS is not None:
         keys = keys & ~kept_QS
-    mask = short_mask(call)
+    mask = one_row_mask(call)
     others_BHQS = allowed(mask)
     if kept_QS is not None:
         others_BHQS = others_BHQS & ~kept_QS
@@ -113,23 +113,23 @@ def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
 
 
 def highest(
-    order_BHS: Tensor, among_BHS: Tensor, count_BH1: Tensor, most: int | None = None
+    order_BHS: Tensor, among_BHS: Tensor, count_BH1: Tensor, max_count: int | None = None
 ) -> Tensor:
     """Columns (B, H, M) of the keys that an order puts highest among some, the highest first: of
     each head as many as are counted, and -1 if that is fewer than M.
 
-    `most`: the most there may be, for a device that is not to be asked.
+    `max_count`: the most there may be, for a device that is not to be asked.
     """
-    if most is None or not reads_wait(count_BH1.device):
-        most = int(count_BH1.max())
-    width = min(most, among_BHS.shape[-1])
+    if max_count is None or not reads_wait(count_BH1.device):
+        max_count = int(count_BH1.max())
+    width = min(max_count, among_BHS.shape[-1])
     columns_BHM = order_BHS.masked_fill(~among_BHS, -torch.inf).topk(width, dim=-1).indices
     number_M = torch.arange(width, device=columns_BHM.device)
     return columns_BHM.masked_fill(number_M >= count_BH1, -1)
 
 
 def as_columns(
-    blocked_BHS: Tensor, most: int | None = None, order_BHS: Tensor | None = None
+    blocked_BHS: Tensor, max_count: int | None = None, order_BHS: Tensor | None = None
 ) -> Tensor:
     """Flags as columns (B, H, M), the highest of an order first, without one in rising order;
     arguments and filling as of `highest`.
@@ -137,7 +137,7 @@ def as_columns(
     if order_BHS is None:
         place_S = torch.arange(blocked_BHS.shape[-1], device=blocked_BHS.device)
         order_BHS = -place_S.float().expand(blocked_BHS.shape)
-    return highest(order_BHS, blocked_BHS, blocked_BHS.sum(-1, keepdim=True), most)
+    return highest(order_BHS, blocked_BHS, blocked_BHS.sum(-1, keepdim=True), max_count)
 
 
 def extended(blocked_BHS: Tensor, keys: int) -> Tensor:

@@ -53,7 +53,7 @@ class Listener:
         return call
 
     def observe(self, call: Call, out: Tensor) -> None:
-        """Observe the call as it was made, after every edit, and its output (`call.unrolled`);
+        """Observe the call as it was made, after every edit, and its output (`call.by_head`);
         neither is to be changed.
         """
 

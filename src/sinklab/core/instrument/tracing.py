@@ -124,7 +124,7 @@ class Recorder(Listener):
             heads=self.scope.heads_of(call.layer, total),
             step=frame.number,
             query_state_BQ=frame.places.get("query_state"),
-            made_BHQD=call.unrolled(out),
+            made_BHQD=call.by_head(out),
         )
         with torch.no_grad():
             here.fill(self.reads)

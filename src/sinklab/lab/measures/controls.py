@@ -23,8 +23,8 @@ class Wrapper(Selector):
     like: Selector = registered(selectors)
 
     @property
-    def most(self) -> int | None:
-        return self.like.most
+    def max_count(self) -> int | None:
+        return self.like.max_count
 
     @property
     def draws(self) -> bool:
@@ -69,7 +69,7 @@ class Others(Wrapper):
     """
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         return None
 
     @property
@@ -114,7 +114,7 @@ class Random(Wrapper):
         order_BHS = call.random()
         if self.match == "age":
             order_BHS = order_BHS - age_bands(chosen_BHS)
-        return call.top(order_BHS, count_BH1, others_BHS, self.most)
+        return call.top(order_BHS, count_BH1, others_BHS, self.max_count)
 
 
 def age_bands(chosen_BHS: Tensor) -> Tensor:
@@ -142,9 +142,9 @@ class EqualMass(Wrapper):
     """
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         if self.arm == "keys":
-            return self.like.most
+            return self.like.max_count
         return None
 
     @property

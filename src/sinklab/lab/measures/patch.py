@@ -101,10 +101,10 @@ class Patch(Edit):
         own = {"key": call.k_BKSD, "value": call.v_BKSD}
         heads = torch.tensor(call.heads)[:, None]
         for name in own:
-            own[name] = call.for_query_heads(own[name]).clone()
+            own[name] = call.expand_kv(own[name]).clone()
             if self.what in (name, "both"):
                 other_BKSD, to, source = self._taken(name, call, own[name].shape, call.prefix)
-                other_BHSD = call.for_query_heads(other_BKSD)
+                other_BHSD = call.expand_kv(other_BKSD)
                 own[name][:, heads, to] = other_BHSD[:, heads, source].to(own[name])
         return replace(call, k_BKSD=own["key"], v_BKSD=own["value"])
 

@@ -16,7 +16,7 @@ from sinklab.core.attention.received import attention_statistics, value_norms
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.errors import Checked, limited
 from sinklab.core.instrument.call import Call
-from sinklab.core.instrument.keys import own_mask
+from sinklab.core.instrument.keys import dense_mask
 from sinklab.core.instrument.statistics import KEYS, StatesView, Statistic, ValueNorm
 from sinklab.core.registry import fast_path, statistics
 from sinklab.core.sinks import MASKED
@@ -97,7 +97,7 @@ class ValueNormByHead(ValueNorm):
 
     def measure(self, call: Call) -> Tensor:
         norms_BKS = value_norms(self.vectors(call), per_head=True)
-        return call.of_heads(call.for_query_heads(norms_BKS))
+        return call.of_heads(call.expand_kv(norms_BKS))
 
 
 @statistics.register("key_norm_by_head")
@@ -124,9 +124,9 @@ class KeyCosine(Statistic):
 
     def measure(self, call: Call) -> Tensor:
         q_BHQD = normalize(call.q_BHQD.detach().float(), dim=-1)
-        key_BHSD = call.for_query_heads(normalize(call.k_BKSD.detach().float(), dim=-1))
+        key_BHSD = call.expand_kv(normalize(call.k_BKSD.detach().float(), dim=-1))
         real_BQ1 = real_weight(call.visibility.real_BQ, q_BHQD[:, 0])
-        seen_BHQS = allowed(own_mask(call)).expand(*q_BHQD.shape[:3], -1).to(q_BHQD)
+        seen_BHQS = allowed(dense_mask(call)).expand(*q_BHQD.shape[:3], -1).to(q_BHQD)
         sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, q_BHQD * real_BQ1[:, None])
         count_BHS = call.visibility.visible_BHS.clamp_min(1)
         return call.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)
@@ -156,7 +156,7 @@ class Drift(Statistic, Checked):
             both = min(before_BKSD.shape[2], now_BKSD.shape[2])
             parts = (now_BKSD[:, :, :both], before_BKSD[:, :, :both])
             drift_BKS[..., :both] = 1 - cosine_similarity(*parts, dim=-1)
-        return call.of_heads(call.for_query_heads(drift_BKS))
+        return call.of_heads(call.expand_kv(drift_BKS))
 
 
 @statistics.register("head_output")

@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.removals import Removal
-from sinklab.core.instrument.keys import short_mask
+from sinklab.core.instrument.keys import one_row_mask
 from sinklab.core.registry import removals
 from sinklab.lab.files import ordinary, refused
 
@@ -40,8 +40,8 @@ class ValueRemoval(Removal):
     def apply(self, call: Call, blocked_BHS: Tensor, random_BHS: Tensor) -> Call:
         """The call with other values for these keys."""
         # Query heads of one value head lose different keys: each needs its own values.
-        key_BHSD = call.for_query_heads(call.k_BKSD)
-        value_BHSD = call.for_query_heads(call.v_BKSD)
+        key_BHSD = call.expand_kv(call.k_BKSD)
+        value_BHSD = call.expand_kv(call.v_BKSD)
         new_BHSD = self.values(call, value_BHSD, blocked_BHS, random_BHS)
         edited_BHSD = torch.where(blocked_BHS.unsqueeze(-1), new_BHSD, value_BHSD)
         return replace(call, k_BKSD=key_BHSD, v_BKSD=edited_BHSD)
@@ -112,7 +112,7 @@ class MeanValue(ValueRemoval):
 
 def other_keys(call: Call, blocked_BHS: Tensor, removal: str) -> Tensor:
     """Keys (B, H, S) that are seen and stay. Raises ValueError if queries see different keys."""
-    mask = short_mask(call)
+    mask = one_row_mask(call)
     if mask.shape[2] > 1:
         raise ValueError(
             f"{removal} takes the values that a query sees, but in {call.layer} queries see "

@@ -72,8 +72,8 @@ class BlockKeys(Edit):
     when: str | None = limited(None, one_of=WHEN)
     """Forward in which keys are chosen. "now": the one that loses them, from the call as it is
     given. "previous": the one before, of the same edited run; the first is unedited. "clean": one
-    that is run unedited under `log.probing()`. "kept": as "previous", and a key once taken stays
-    taken. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
+    that is run unedited under `log.probing()`. "kept": as "previous", and a key once found stays
+    found. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
     before, replace it by "clean".
     """
     how: Removal = registered(removals, Mask())
@@ -152,31 +152,31 @@ class BlockKeys(Edit):
     def before(self, call: Call) -> Call:
         """The call without the keys that were chosen for it."""
         if not call.is_replay:
-            call.memory["taken"] = self._keys_for(call)
-        taken: ChosenKeys | None = call.memory.get("taken")
-        if taken is None:
+            call.memory["removed"] = self._keys_for(call)
+        found: ChosenKeys | None = call.memory.get("removed")
+        if found is None:
             return call
         edited = call
-        if taken.columns_BHM.shape[-1] > 0:
+        if found.columns_BHM.shape[-1] > 0:
             if self.by_query:
                 queries_BQ = chosen_queries(self.queries or "all", call)
                 own_QS = call.near_QS(self.beyond or 0)
-                edited = call.block(taken.blocked_BHS, queries_BQ, own_QS)
+                edited = call.block(found.blocked_BHS, queries_BQ, own_QS)
             elif self.how.blocks:
-                edited = call.block(taken.blocked_BHS)
+                edited = call.block(found.blocked_BHS)
             else:
-                edited = self.how.apply(call, taken.blocked_BHS, taken.random_BHS)
-        return edited.within(chosen=taken)
+                edited = self.how.apply(call, found.blocked_BHS, found.random_BHS)
+        return edited.within(chosen=found)
 
     def after(self, call: Call) -> None:
         """Choose for the next step."""
         if self.when == "now" or call.is_clean != (self.when == "clean"):
             return
-        taken = call.memory.get("taken")
+        found = call.memory.get("removed")
         blocked_BHS = None
-        if self.when == "kept" and taken is not None:
-            blocked_BHS = call.of_heads(taken.blocked_BHS)
-        call.memory["waiting"] = self._choose(call, blocked_BHS)
+        if self.when == "kept" and found is not None:
+            blocked_BHS = call.of_heads(found.blocked_BHS)
+        call.memory["chosen"] = self._choose(call, blocked_BHS)
 
     def _keys_for(self, call: Call) -> ChosenKeys | None:
         """Keys to take away from this call; None for nothing to do."""
@@ -185,7 +185,7 @@ class BlockKeys(Edit):
             return None
         if self.when == "now":
             return self._choose(call, None)
-        found: ChosenKeys | None = call.memory.get("waiting")
+        found: ChosenKeys | None = call.memory.get("chosen")
         if found is None and self.when == "clean":
             raise ValueError(
                 "when='clean' chooses in an unedited forward, but none was run: with "
@@ -217,15 +217,15 @@ class BlockKeys(Edit):
         heads = call.heads or []
         every = call.q_BHQD.shape[1]
         with torch.no_grad():
-            flags_BHS = _selected(selector, call)
+            flags_BHS = _select(selector, call)
             if self.limit is not None and selector.by_attention:
                 # for selectors that do not heed it
                 count_BH1 = flags_BHS.sum(-1, keepdim=True)
-                flags_BHS = call.top(call.scores_BHS, count_BH1, flags_BHS, selector.most)
+                flags_BHS = call.top(call.scores_BHS, count_BH1, flags_BHS, selector.max_count)
             flags_BHS = flags_BHS.expand(-1, len(heads), -1)
             numbers: dict[str, Tensor] = {}
             if selector.by_attention:
-                columns_BHM = as_columns(flags_BHS, selector.most, call.scores_BHS)
+                columns_BHM = as_columns(flags_BHS, selector.max_count, call.scores_BHS)
                 numbers = self._numbers(call, flags_BHS)
             else:
                 columns_BHM = as_columns(flags_BHS)
@@ -276,7 +276,7 @@ class BlockKeys(Edit):
         )
 
 
-def _selected(selector: Selector, call: Call) -> Tensor:
+def _select(selector: Selector, call: Call) -> Tensor:
     """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""
     flags_BHS = selector.select(call)
     rows, keys = len(call.q_BHQD), call.k_BKSD.shape[2]

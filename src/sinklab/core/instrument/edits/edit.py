@@ -22,7 +22,7 @@ from sinklab.core.attention.received import of_heads
 from sinklab.core.errors import Checked, check_tensor, limited
 from sinklab.core.instrument.call import Call, Choice, real_queries_B1
 from sinklab.core.instrument.edits.dose import MEASURED
-from sinklab.core.instrument.edits.effect import ChosenKeys, Effect, jaccard, measured
+from sinklab.core.instrument.edits.effect import ChosenKeys, Effect, jaccard, with_dose
 from sinklab.core.instrument.edits.intervention import InterventionLog, RemovalRecord
 from sinklab.core.instrument.scope import RecordingScope, chosen
 from sinklab.core.instrument.tap import Listener
@@ -109,9 +109,9 @@ class Editor(Listener):
         self.count = 0
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         # by slot, the place of a forward in its step (guidance runs two, each with its own past),
-        # and by layer: what the edit keeps, and the keys that the last forward lost
+        # and by layer: what the edit keeps, and the keys that the last forward removed
         self.kept: dict[int, dict[str, dict]] = {}
-        self.lost: dict[int, dict[str, Tensor]] = {}
+        self.removed: dict[int, dict[str, Tensor]] = {}
         if not run_begins:
             # else the clean pass may have been run ahead of the run that begins
             self.clean = {}
@@ -124,7 +124,7 @@ class Editor(Listener):
         """What the edit keeps of each layer, as of the forward that runs."""
         self.effects: dict[str, Effect] = {}
         """Effects in it, by layer."""
-        self.losing: dict[str, Tensor] = {}
+        self.removing: dict[str, Tensor] = {}
 
     def draw(self, shape: Sequence[int]) -> Tensor:
         """Numbers of a shape, uniform in [0, 1), by the seed of the edit: on the CPU, so that it
@@ -235,13 +235,13 @@ class Editor(Listener):
             numbers["alone"] = torch.zeros_like(numbers["keys"])
             if after.alone_BH is not None:
                 numbers["alone"] = before.of_heads(after.alone_BH)
-            lost_BHS = self.lost.get(self.slot, {}).get(before.layer)
-            if lost_BHS is not None:
-                numbers["overlap"] = jaccard(blocked_BHS, lost_BHS)
-            self.losing[before.layer] = blocked_BHS
+            last_BHS = self.removed.get(self.slot, {}).get(before.layer)
+            if last_BHS is not None:
+                numbers["overlap"] = jaccard(blocked_BHS, last_BHS)
+            self.removing[before.layer] = blocked_BHS
         if self.log.measure:
             with torch.no_grad():
-                numbers = measured(before, after, numbers)
+                numbers = with_dose(before, after, numbers)
         self.effects[before.layer] = Effect(heads, columns_BHM, numbers)
 
     def finish(self) -> None:
@@ -249,7 +249,7 @@ class Editor(Listener):
             self.clean |= self.memory
             return
         self.kept.setdefault(self.slot, {}).update(self.memory)
-        self.lost[self.slot] = self.losing
+        self.removed[self.slot] = self.removing
         effects = self.effects
         self.acted |= bool(effects)
         for heads in dict.fromkeys(tuple(part.heads) for part in effects.values()):

@@ -1,4 +1,4 @@
-"""The effect of an edit on one call: keys that it takes, and what their loss takes away."""
+"""The effect of an edit on one call: the keys that it removes, and the attention they had."""
 
 # B batch, H query heads, Q queries, S keys, M keys removed
 import math
@@ -10,7 +10,7 @@ from torch import Tensor
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.instrument.call import Call, real_queries_B1
-from sinklab.core.instrument.keys import extended, short_mask
+from sinklab.core.instrument.keys import extended, one_row_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +41,19 @@ class Effect:
     """Measures by name, as in `MEASURED`, each (B, H); those absent are not known."""
 
 
-def measured(before: Call, after: Call, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_dose(before: Call, after: Call, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
     """The numbers of an edit with its dose: "removed", the share of attention (0 to 1) that it
     takes from a query, and "left", the keys that a query sees after it; means over the queries that
     are not padding, (B, H) of the edited heads. For an edit of another kind also "keys".
     """
     found: ChosenKeys | None = after.chosen
     is_masked = after.mask is not before.mask or after.is_causal != before.is_causal
-    if found is None:
-        left_BH = before.of_heads(keys_seen(after))
-        numbers["keys"] = before.of_heads(keys_seen(before)) - left_BH
-    elif is_masked:
+    if found is None or is_masked:
         left_BH = before.of_heads(keys_seen(after))
     else:
         left_BH = before.of_heads(keys_seen(before, found.blocked_BHS))
+    if found is None:
+        numbers["keys"] = before.of_heads(keys_seen(before)) - left_BH
     numbers["left"] = left_BH
     if found is not None and not found.by_query:
         # A query left as it was saw nothing but these keys: it gives them a mass of 1.
@@ -67,11 +66,11 @@ def measured(before: Call, after: Call, numbers: dict[str, Tensor]) -> dict[str,
         and after.k_BKSD is before.k_BKSD
         and after.scale is before.scale
     ):
-        numbers["removed"] = before.of_heads(lost_share(before, after))
+        numbers["removed"] = before.of_heads(removed_share(before, after))
     return numbers
 
 
-def lost_share(before: Call, after: Call) -> Tensor:
+def removed_share(before: Call, after: Call) -> Tensor:
     """The share of attention (B, H) that keys blocked by `after` held in `before`, for any pattern
     of blocking.
 
@@ -80,9 +79,9 @@ def lost_share(before: Call, after: Call) -> Tensor:
     lse_BHQ, less_BHQ = (
         row_logsumexp(call.q_BHQD, call.k_BKSD, **call.masking) for call in (before, after)
     )
-    lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
-    lost_BHQ = lost_BHQ * before.visibility.counted_BQ.unsqueeze(1)
-    return lost_BHQ.sum(-1) / real_queries_B1(before)
+    removed_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
+    removed_BHQ = removed_BHQ * before.visibility.counted_BQ.unsqueeze(1)
+    return removed_BHQ.sum(-1) / real_queries_B1(before)
 
 
 def keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
@@ -90,7 +89,7 @@ def keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
     not padding, (B, H).
     """
     batch, heads = call.q_BHQD.shape[:2]
-    may_BHQS = allowed(short_mask(call))
+    may_BHQS = allowed(one_row_mask(call))
     if blocked_BHS is not None:
         may_BHQS = may_BHQS & ~blocked_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, call.q_BHQD.shape[2]).float()

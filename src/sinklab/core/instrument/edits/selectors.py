@@ -35,7 +35,7 @@ class Selector(Checked):
     """Whether attention chooses; if not, the log has no share that the keys held."""
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         """The most keys of a head that it chooses; None if that is not known beforehand."""
         return None
 
@@ -67,7 +67,7 @@ class TopKeys(Selector):
     k: int = limited(MISSING, at_least=1)
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         return self.k
 
     def select(self, call: Call) -> Tensor:
@@ -87,7 +87,7 @@ class SinkKeys(Selector):
     k: int | None = limited(None, at_least=1)
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         return self.k
 
     @property

@@ -230,10 +230,10 @@ def _check_hidden(task: Task, text: str) -> None:
         when = "at the first step"
     named = [("mask_sinks", k) for k in settings.mask_sinks]
     for edit in settings.edits:
-        if isinstance(edit, BlockKeys) and edit.keys.most is not None:
+        if isinstance(edit, BlockKeys) and edit.keys.max_count is not None:
             # as many other columns must be left to be the controls
             shares = 2 if isinstance(edit.keys, Random) else 1
-            named.append((interventions.as_text(edit), shares * edit.keys.most))
+            named.append((interventions.as_text(edit), shares * edit.keys.max_count))
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
