@@ -78,7 +78,12 @@ class Reads:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is to be read: the forward failed, or begins."""
         self._asked: list[tuple[tuple[Tensor, ...], Callable[..., None]]] = []
+        self._checks: list[tuple[Tensor, Callable[[], None]]] = []
 
     def later(self, use: Callable[..., None], *parts: Tensor) -> None:
         """Have `use` given these tensors, float32 and on the CPU, when the forward ends."""
@@ -86,31 +91,28 @@ class Reads:
 
     def check(self, wrong: Tensor, refuse: Callable[[], None], *, at_once: bool) -> None:
         """Have `refuse` raise if the flag is set: now, or later if reading it would wait."""
-
-        def answer(is_wrong: Tensor) -> None:
-            if bool(is_wrong):
-                refuse()
-
-        if at_once or not reads_wait(wrong.device):
-            answer(wrong)
-        else:
-            self.later(answer, wrong)
+        if not at_once and reads_wait(wrong.device):
+            self._checks.append((wrong, refuse))
+        elif bool(wrong):
+            refuse()
 
     def settle(self) -> None:
-        """Bring everything over, and hand it out in the order in which it was asked for."""
-        asked = self._asked
-        self._asked = []
-        if not asked:
+        """Bring everything over; raise what is to be refused, then hand out what was asked for."""
+        asked, checks = self._asked, self._checks
+        self.forget()
+        found = [part for parts, _ in asked for part in parts]
+        found += [wrong for wrong, _ in checks]
+        if not found:
             return
-        device = asked[0][0][0].device
-        flat = [part.to(device).flatten().float() for parts, _ in asked for part in parts]
-        there = iter(torch.cat(flat).cpu().split([len(part) for part in flat]))
+        flat = [part.to(found[0].device).flatten().float() for part in found]
+        whole = torch.cat(flat).cpu()
+        flags = whole[len(whole) - len(checks) :].tolist()
+        for is_wrong, (_, refuse) in zip(flags, checks, strict=True):
+            if is_wrong:
+                refuse()
+        there = iter(whole.split([len(part) for part in flat]))
         for parts, use in asked:
             use(*[next(there).view(part.shape) for part in parts])
-
-    def forget(self) -> None:
-        """The forward failed."""
-        self._asked = []
 
 
 class Tap:
