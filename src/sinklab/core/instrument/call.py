@@ -3,7 +3,7 @@
 A model makes one call of scaled_dot_product_attention in each layer and forward. The tap puts it
 into this form, so that a statistic, a rule, a selector, an edit and a removal have one object to
 know (of hidden states there is one more, `StatesView`). What follows from the arguments is computed
-when somebody asks, in O(S) memory: a map of Q × S weights exists nowhere. A call is never changed;
+when somebody asks, in O(S) memory and without a map of Q × S weights. A call is never changed;
 `block` and ``dataclasses.replace`` make another one, in which nothing is known yet.
 """
 
@@ -47,13 +47,13 @@ class Choice:
     scores: str = "received"
     """Attention to choose by: of all queries ("received") or of the last one alone ("last_row")."""
     blocked_BHS: Tensor | None = None
-    """Keys that are blocked already; None for none."""
+    """Keys that are blocked already, of the edited heads; None for none."""
     limit: int | None = None
     """The most keys of a head that may be blocked, those already blocked included."""
     excluded: tuple[int, ...] = ()
     """Columns that are never chosen."""
     draw: Draw = torch.rand
-    """The generator: numbers of a shape, uniform in [0, 1), which follow from the seed."""
+    """Numbers of a shape, uniform in [0, 1); in an edit they follow from its seed."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
 
@@ -78,18 +78,24 @@ class Call:
     scale: float | None
     dropout_p: float
     visibility: Visibility
+    """Which queries see which keys, and which are padding: `counted_BQ` (not padding), `real_BQ`
+    (the same, None for all), `visible_BHS` (queries that see a key), `running` (the canvas that a
+    denoiser announces).
+    """
     output_shape: torch.Size
     """Shape of the output that the model expects, but for its last axis."""
     tap: Any = None
     """The tap of the model, which knows the ids of the running forward."""
     heads: list[int] | None = None
-    """Query heads that are edited, rising, or recorded, in their order; None for all."""
+    """Query heads that are edited (always a list) or recorded; None for all."""
     step: int = 0
     """Step of the sequence, from 0."""
     prefix: int = 0
     """The model's own sink columns, which stand in front of the keys."""
     query_state_BQ: Tensor | None = None
-    """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
+    """Number of each query's state in `STATES`, int8, −1 for padding: for statistics of
+    ``trace(…, canvas=…)``. An edit asks `edits.selectors.chosen_queries`.
+    """
     made_BHQD: Tensor | None = None
     """Output of every head, once the call was made."""
     is_clean: bool = False
@@ -102,13 +108,13 @@ class Call:
     chosen: Any = None
     """Keys that an edit has taken away from this call."""
     alone_BH: Tensor | None = None
-    """Number of real queries that `block` left without another key, or as they were."""
+    """Number of real queries that `block` left as they were, or with the keys they keep alone."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results for all heads that are computed once: "received_BHS", "last_row_BHS", and "lse_BHQ"
-    where a fast path got it from the attention kernel.
+    """Results for all heads, which all who are shown the call share: "received_BHS",
+    "last_row_BHS", and "lse_BHQ" where a fast path got it from the attention kernel.
     """
     filled: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results for `heads`, from one pass over the scores (`fill`)."""
+    """Results for `heads`: what a recorder wants of some heads alone, in one pass (`fill`)."""
 
     def within(self, **context: Any) -> Call:
         """The same call with other `CONTEXT`: what is known of it stays known."""
@@ -142,6 +148,11 @@ class Call:
         if groups == 1:
             return x_BK
         return x_BK.repeat_interleave(groups, 1)
+
+    @property
+    def head_count(self) -> int:
+        """Number of `heads`."""
+        return self.q_BHQD.shape[1] if self.heads is None else len(self.heads)
 
     @property
     def masking(self) -> dict[str, Any]:
@@ -295,7 +306,9 @@ class Call:
 
     @property
     def state_BS(self) -> Tensor:
-        """State of every canvas position in `STATES`. Raises ValueError if nothing tells them."""
+        """State of every canvas position (no added sinks) in `STATES`. Raises ValueError if nothing
+        tells them.
+        """
         return position_states_of(self, "a selector of states")
 
     @property
@@ -320,8 +333,7 @@ class Call:
     @cached_property
     def eligible_BHS(self) -> Tensor:
         """Keys that may be chosen: seen, not blocked yet, and not excluded."""
-        heads = self.q_BHQD.shape[1] if self.heads is None else len(self.heads)
-        eligible_BHS = self.seen_B1S.repeat(1, heads, 1)
+        eligible_BHS = self.seen_B1S.repeat(1, self.head_count, 1)
         for column in self.choice.excluded:
             eligible_BHS[..., column : column + 1].fill_(False)
         if self.choice.blocked_BHS is None:
@@ -385,7 +397,8 @@ class Call:
         have none.
 
         A query that would lose every key that it may see keeps the mask it had (the first rows of
-        a causal map). The mask stays (B, H, 1, S) where queries lose the same keys.
+        a causal map), unless all queries of its head would. The mask stays (B, H, 1, S) where
+        queries lose the same keys.
 
         Args:
             keys: flags (B, H or 1, S), or (B or 1, H or 1, Q, S) for other keys of each query.
@@ -393,7 +406,7 @@ class Call:
             kept_QS: keys that a query never loses, such as its own.
 
         Raises:
-            ValueError: if in some row and head no query would see a key any more.
+            ValueError: if in some row and head every query would lose all its keys.
         """
         return blocked(self, keys, queries_BQ, kept_QS)
 

@@ -7,7 +7,9 @@ was made and its output. Whoever needs numbers from the device leaves the reques
 come over in one piece when the forward ends. What was not seen cannot be edited or recorded, so
 that a forward in which a layer attended unseen is refused.
 
-How calls are found is told in routes.py; extras have other ways.
+How calls are found is told in routes.py: its subclass knows which modules run (`_stack`, `_ran`,
+`ids_BS`), ends forwards, and calls `edited`, `observed` and what else has no caller here. A fast
+decoder of an extra does so by itself.
 """
 
 # B batch, Q queries, S positions, D width of hidden states
@@ -135,8 +137,8 @@ class Tap:
         self.reads = Reads()
         """What is read of it when it ends."""
         self.prefix: int | None = None
-        """Sink columns in front of the keys, which are no columns of the canvas; None until the
-        first call of a sequence, which is a full one unless a denoiser announces its canvas.
+        """Sink columns in front of the keys, which are no columns of the canvas: by the canvas that
+        a denoiser announces, else by the first call, which should be a full one. None before.
         """
         self.layers: dict[str, int] = {}
         """Module paths of the attention calls so far, and their numbers, in the order they run."""
@@ -184,14 +186,14 @@ class Tap:
             listener.begin()
         return self._calls
 
-    def read_call(
-        self, layer: str, path: str, given: dict[str, Any], known: dict[tuple, Any]
+    def call_of(
+        self, layer: str, path: str, given: dict[str, Any], shared: dict[tuple, Any]
     ) -> Call:
-        """The call that the module at this path makes with these arguments, as `arguments` reads
-        it, with the added sinks in front of its keys.
+        """The call that the module at this path makes with these arguments (`read_call`), with the
+        number of added sinks in front of its keys. `shared` is what layers find of a mask.
         """
         self.layers.setdefault(layer, len(self.layers))
-        call = read_call(layer, self._modules[path], given, known, self)
+        call = read_call(layer, self._modules[path], given, shared, self)
         visibility = call.visibility
         if visibility.running is not None:
             self.prefix = call.k_BKSD.shape[2] - visibility.running.ids_BS.shape[1]
@@ -210,8 +212,9 @@ class Tap:
         if not replay:
             layer = self._numbered(path)
         masks = len(self._visible)
-        call = self.read_call(layer, path, given, self._visible)
+        call = self.call_of(layer, path, given, self._visible)
         doubt = call.visibility.doubt
+        # once for a mask, in the first layer that is given it
         if doubt is not None and len(self._visible) > masks and not replay:
             self.check(doubt, partial(self._refuse_mask, self.forwards + 1, layer))
         edited = call
@@ -237,6 +240,7 @@ class Tap:
             self.flush(complete=True)
         if self._calls is None:
             self._calls = self.begin()
+            # whether the model itself was called, and not a layer of it
             self._rooted = self._stack[0] == ""
             self._attended = True
         count = self._calls.get(path, 0) + 1
@@ -273,7 +277,7 @@ class Tap:
                 for listener in self.listeners:
                     listener.finish()
                 self.reads.settle()
-        except ValueError:
+        except BaseException:
             complete = False
             raise
         finally:
@@ -337,7 +341,8 @@ class Tap:
         return edited_BQD
 
     def _refuse_states(self, fact: str) -> None:
-        for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
+        needed_by = next(filter(None, (listener.of_states for listener in self.listeners)), None)
+        if needed_by:
             raise ValueError(
                 f"{needed_by} needs the hidden states that decoder layers give, the items of an "
                 f"nn.ModuleList, but {fact}: leave it out for this model"

@@ -209,7 +209,7 @@ class Heard:
             states_BWE: hidden states that leave the layer.
         """
         path = f"model.layers.{index}.self_attn"
-        call = self.tap.read_call(path, path, given, self._known)
+        call = self.tap.call_of(path, path, given, self._known)
         out_BHWD = out_BWA.unflatten(2, (call.q_BHQD.shape[1], -1)).transpose(1, 2)
         for listener in self.tap.listeners:
             listener.observe(call, out_BHWD)

@@ -2,12 +2,14 @@
 
 Keys are chosen in one call, and taken away in that call or a later one. `after` looks at a call as
 it was made and keeps the choice in the memory of the layer; `before` takes it from there and makes
-the call without these keys. What the log says of them (the attention that they hold, how many are
-sinks) is computed where they are chosen; what their loss really takes away is the editor's to
-measure.
+the call without these keys. The `Editor` (edit.py) calls both, with the heads, the step (forwards
+of the run so far, by `forwards_per_step`) and the memory of this edit and layer; it compares the
+call before and after, and logs the dose: "removed" is what these keys held in the call that loses
+them, "held" what they held in the call that chose them.
 """
 
-# B batch, H query heads (those edited; all in `blocked_BHS`), Q queries, S keys, M keys taken away
+# B batch, H query heads (those edited; all in `ChosenKeys.blocked_BHS`), Q queries, S keys, M keys
+# taken away
 import math
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -71,10 +73,11 @@ class BlockKeys(Edit):
     """
     when: str | None = limited(None, one_of=WHEN)
     """Forward in which keys are chosen. "now": the one that loses them, from the call as it is
-    given. "previous": the one before, of the same edited run; the first is unedited. "clean": one
-    that is run unedited under `log.probing()`. "kept": as "previous", and a key once found stays
-    found. None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step
-    before, replace it by "clean".
+    given. "previous": the one before, of the same edited run (the first is unedited), in which a
+    blocked key receives nothing: a lasting sink is blocked in every other step. "clean": one that
+    is run unedited under `log.probing()`. "kept": as "previous", and blocked keys stay blocked.
+    None is "previous"; scores of whole texts (`sinklab.lab.scoring`), which have no step before,
+    replace it by "clean".
     """
     how: Removal = registered(removals, Mask())
     """Removal, or its text: "mask", or one of `sinklab.lab.measures.values`: "zero_value",
@@ -173,10 +176,10 @@ class BlockKeys(Edit):
         if self.when == "now" or call.is_clean != (self.when == "clean"):
             return
         found = call.memory.get("removed")
-        blocked_BHS = None
+        kept_BHS = None
         if self.when == "kept" and found is not None:
-            blocked_BHS = call.of_heads(found.blocked_BHS)
-        call.memory["chosen"] = self._choose(call, blocked_BHS)
+            kept_BHS = call.of_heads(found.blocked_BHS)
+        call.memory["chosen"] = self._choose(call, kept_BHS)
 
     def _keys_for(self, call: Call) -> ChosenKeys | None:
         """Keys to take away from this call; None for nothing to do."""
@@ -202,7 +205,7 @@ class BlockKeys(Edit):
             )
         return replace(found, blocked_BHS=extended(found.blocked_BHS, now[2]))
 
-    def _choose(self, call: Call, blocked_BHS: Tensor | None) -> ChosenKeys:
+    def _choose(self, call: Call, kept_BHS: Tensor | None) -> ChosenKeys:
         """Keys that the selector chooses beside those that are blocked already, in the edited
         heads.
         """
@@ -210,11 +213,10 @@ class BlockKeys(Edit):
         choice = replace(
             call.choice,
             scores=self.scores or "received",
-            blocked_BHS=blocked_BHS,
+            blocked_BHS=kept_BHS,
             limit=self.limit,
         )
         call = call.within(choice=choice)
-        heads = call.heads or []
         every = call.q_BHQD.shape[1]
         with torch.no_grad():
             flags_BHS = _select(selector, call)
@@ -222,21 +224,21 @@ class BlockKeys(Edit):
                 # for selectors that do not heed it
                 count_BH1 = flags_BHS.sum(-1, keepdim=True)
                 flags_BHS = call.top(call.scores_BHS, count_BH1, flags_BHS, selector.max_count)
-            flags_BHS = flags_BHS.expand(-1, len(heads), -1)
+            flags_BHS = flags_BHS.expand(-1, call.head_count, -1)
             numbers: dict[str, Tensor] = {}
             if selector.by_attention:
                 columns_BHM = as_columns(flags_BHS, selector.max_count, call.scores_BHS)
                 numbers = self._numbers(call, flags_BHS)
             else:
                 columns_BHM = as_columns(flags_BHS)
-            if blocked_BHS is not None:
-                before_BHM = as_columns(blocked_BHS, self.limit)
-                columns_BHM = torch.cat([columns_BHM, before_BHM], -1)
-                flags_BHS = flags_BHS | blocked_BHS
+            if kept_BHS is not None:
+                kept_BHM = as_columns(kept_BHS, self.limit)
+                columns_BHM = torch.cat([columns_BHM, kept_BHM], -1)
+                flags_BHS = flags_BHS | kept_BHS
             all_BHS = flags_BHS
-            if len(heads) < every:
+            if call.head_count < every:
                 all_BHS = flags_BHS.new_zeros(len(flags_BHS), every, flags_BHS.shape[-1])
-                all_BHS[:, heads] = flags_BHS
+                all_BHS[:, call.heads] = flags_BHS
             random_BHS = all_BHS.new_empty(0)
             if self.how.draws:
                 random_BHS = choice.draw(all_BHS.shape).to(all_BHS.device, non_blocking=True)
@@ -284,7 +286,7 @@ def _select(selector: Selector, call: Call) -> Tensor:
     remedy = "flags of rows, heads or 1, and keys: see Call.top and Call.eligible_BHS"
     check_tensor(what, flags_BHS, (rows, None, keys), "bool", remedy)
     if flags_BHS.shape[1] > 1:
-        check_tensor(what, flags_BHS, (rows, len(call.heads or []), keys), "bool", remedy)
+        check_tensor(what, flags_BHS, (rows, call.head_count, keys), "bool", remedy)
     return flags_BHS
 
 
