@@ -62,10 +62,9 @@ class Choice:
 class Call:
     """One attention call: all that a statistic, a selector, an edit or a removal is given.
 
-    Its arguments have all axes: query (B, H, Q, D), key and value (B, K, S, D), mask 4-D or None,
-    bool (True: seen) or additive, `scale` None for 1/√D. They belong to the model, so an edit
-    leaves the tensors as they are and answers with ``replace(call, q_BHQD=…)``. Results
-    (`received_BHS`, …) are computed when asked for, of the query heads in `heads`.
+    The mask is 4-D or None, bool (True: seen) or additive, and `scale` None for 1/√D. Tensors are
+    the model's: an edit leaves them as they are and answers with ``replace(call, q_BHQD=…)``.
+    Results (`received_BHS`, …) are of the query heads in `heads`.
     """
 
     layer: str
@@ -78,9 +77,8 @@ class Call:
     scale: float | None
     dropout_p: float
     visibility: Visibility
-    """Which queries see which keys, and which are padding: `counted_BQ` (not padding), `real_BQ`
-    (the same, None for all), `visible_BHS` (queries that see a key), `running` (the canvas that a
-    denoiser announces).
+    """Who sees whom: `counted_BQ` (not padding; `real_BQ` None for all), `visible_BHS` (number of
+    queries that see a key), `running` (the canvas that a denoiser announces).
     """
     output_shape: torch.Size
     """Shape of the output that the model expects, but for its last axis."""
@@ -101,9 +99,7 @@ class Call:
     is_clean: bool = False
     """Whether it is made under `InterventionLog.probing`, where edits only look on."""
     memory: dict[Any, Any] = field(default_factory=dict)
-    """What a statistic or an edit keeps of this layer, from one step to the next. What an edit
-    wrote in a forward that failed is forgotten.
-    """
+    """What this statistic or edit keeps of the layer, from one step (that ended) to the next."""
     choice: Choice = field(default_factory=Choice)
     chosen: Any = None
     """Keys that an edit has taken away from this call."""
@@ -161,15 +157,8 @@ class Call:
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
         """The scores of some query heads or all, edits included."""
-        return Scores.of(
-            self.q_BHQD,
-            self.k_BKSD,
-            self.mask,
-            self.is_causal,
-            self.scale,
-            heads,
-            self.known.get("lse_BHQ"),
-        )
+        lse_BHQ = self.known.get("lse_BHQ")
+        return Scores.of(self.q_BHQD, self.k_BKSD, **self.masking, heads=heads, lse_BHQ=lse_BHQ)
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The `heads` of a tensor (B, H, …) over all query heads, or of (B, 1, …) itself."""
@@ -178,9 +167,9 @@ class Call:
         return of_heads(x_BH, self.heads)
 
     def fill(self, wanted: Collection[str]) -> None:
-        """Compute results in one pass over the scores: "received" (B, H, S), "received_by_state"
-        (B, 3, H, S), "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q), of `heads` alone
-        and without the queries that are padding.
+        """Compute results of `heads` alone, over queries that are not padding, in one pass:
+        "received" (B, H, S), "received_by_state" (B, 3, H, S), "row_entropy", "row_logsumexp" and
+        "noop_bound" (B, H, Q).
         """
         names = {*wanted} - {"received", "received_by_state"}
         groups_BGQ = self.visibility.groups_BGQ
@@ -306,9 +295,7 @@ class Call:
 
     @property
     def state_BS(self) -> Tensor:
-        """State of every canvas position (no added sinks) in `STATES`. Raises ValueError if nothing
-        tells them.
-        """
+        """State of every canvas position, by `STATES`. Raises ValueError if nothing tells them."""
         return position_states_of(self, "a selector of states")
 
     @property
@@ -361,8 +348,7 @@ class Call:
         among_BHS: Tensor | None = None,
         max_count: int | None = None,
     ) -> Tensor:
-        """The eligible keys that an order puts highest, bool (B, H, S); fewer where a limit says
-        so.
+        """The eligible keys that an order puts highest, bool (B, H, S), fewer where a limit is met.
 
         Args:
             order_BHS: the highest is chosen first.
@@ -393,12 +379,9 @@ class Call:
     def block(
         self, keys: Tensor, queries_BQ: Tensor | None = None, kept_QS: Tensor | None = None
     ) -> Call:
-        """The call with keys blocked, whose mass goes to others; `alone_BH` counts the queries that
-        have none.
-
-        A query that would lose every key that it may see keeps the mask it had (the first rows of
-        a causal map), unless all queries of its head would. The mask stays (B, H, 1, S) where
-        queries lose the same keys.
+        """The call with keys blocked, whose mass goes to others. A query that would lose every key
+        that it may see keeps the mask it had (the first rows of a causal map), and is counted in
+        `alone_BH`.
 
         Args:
             keys: flags (B, H or 1, S), or (B or 1, H or 1, Q, S) for other keys of each query.
