@@ -3,7 +3,7 @@
 A model makes one call of scaled_dot_product_attention in each layer and forward. The tap puts it
 into this form, so that a statistic, a rule, a selector, an edit and a removal have one object to
 know (of hidden states there is one more, `StatesView`). What follows from the arguments is computed
-when somebody asks, in O(S) memory and without a map of Q × S weights. A call is never changed;
+when somebody asks, in O(S) memory and without a map of Q × S weights. Arguments never change:
 `block` and ``dataclasses.replace`` make another one, in which nothing is known yet.
 """
 
@@ -53,7 +53,7 @@ class Choice:
     excluded: tuple[int, ...] = ()
     """Columns that are never chosen."""
     draw: Draw = torch.rand
-    """Numbers of a shape, uniform in [0, 1); in an edit they follow from its seed."""
+    """Random numbers of a shape, uniform in [0, 1); in an edit by its seed."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
 
@@ -102,7 +102,7 @@ class Call:
     """What this statistic or edit keeps of the layer, from one step (that ended) to the next."""
     choice: Choice = field(default_factory=Choice)
     chosen: Any = None
-    """Keys that an edit has taken away from this call."""
+    """`ChosenKeys` that `BlockKeys` has removed, for the log; other edits leave it as it is."""
     alone_BH: Tensor | None = None
     """Number of real queries that `block` left as they were, or with the keys they keep alone."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -128,7 +128,7 @@ class Call:
 
     @property
     def is_replay(self) -> bool:
-        """Whether gradient checkpointing repeats the layer in a backward pass, with its edits."""
+        """Whether a backward pass repeats the layer (gradient checkpointing), with its edits."""
         return in_backward()
 
     def check(self, wrong: Tensor, refuse: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class Call:
     @property
     def head_count(self) -> int:
         """Number of `heads`."""
-        return self.q_BHQD.shape[1] if self.heads is None else len(self.heads)
+        return len(self.heads or range(self.q_BHQD.shape[1]))
 
     @property
     def masking(self) -> dict[str, Any]:
@@ -171,34 +171,39 @@ class Call:
         "received" (B, H, S), "received_by_state" (B, 3, H, S), "row_entropy", "row_logsumexp" and
         "noop_bound" (B, H, Q).
         """
-        names = {*wanted} - {"received", "received_by_state"}
+        names = {*wanted} - {"received_by_state"}
+        # group 0 is all real queries; of states there are groups after it
         groups_BGQ = self.visibility.groups_BGQ
-        if "received_by_state" in wanted:
+        by_state = "received_by_state" in wanted
+        if by_state:
             names.add("received")
-            state_BQ = self.query_state_BQ
-            if state_BQ is None:
-                raise ValueError(
-                    f"{self.layer}: only statistics of trace(model, …, canvas=canvas) know the "
-                    "states of queries: mark one that reads them with needs_canvas=True"
-                )
-            states = [state_BQ == state for state in range(len(STATES))]
-            counted_BQ = self.visibility.counted_BQ.to(states[0].device)
-            groups_BGQ = torch.stack([counted_BQ, *states], 1)
-        elif "received" in wanted and (self.heads is not None or "received_BHS" not in self.known):
-            names.add("received")
-        if names:
-            scores = self.scores(self.heads)
-            self.filled.update(
-                attention_statistics(scores, names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ)
-            )
+            groups_BGQ = self._groups_by_state()
+        elif self.heads is None and "received_BHS" in self.known:
+            names.discard("received")
+        if not names:
+            return
+        scores = self.scores(self.heads)
+        found = attention_statistics(scores, names, v_BKSD=self.v_BKSD, groups_BGQ=groups_BGQ)
         if "received" in names:
-            if "received_by_state" in wanted:
-                self.filled["received_by_state"] = self.filled["received"][:, 1:]
+            if by_state:
+                found["received_by_state"] = found["received"][:, 1:]
             if groups_BGQ is not None:
-                self.filled["received"] = self.filled["received"][:, 0]
+                found["received"] = found["received"][:, 0]
             if self.heads is None:
                 # another listener need not compute it again
-                self.known.setdefault("received_BHS", self.filled["received"])
+                self.known.setdefault("received_BHS", found["received"])
+        self.filled.update(found)
+
+    def _groups_by_state(self) -> Tensor:
+        """All real queries, and those in each state, bool (B, 4, Q)."""
+        state_BQ = self.query_state_BQ
+        if state_BQ is None:
+            raise ValueError(
+                f"{self.layer}: statistics of trace(model, …, canvas=canvas) know states of "
+                "queries: mark one that reads them with needs_canvas=True"
+            )
+        states = [state_BQ == state for state in range(len(STATES))]
+        return torch.stack([self.visibility.counted_BQ.to(state_BQ.device), *states], 1)
 
     def result(self, name: str) -> Tensor:
         """One of the results of `fill`."""
@@ -253,12 +258,6 @@ class Call:
         """Values of the keys in these heads."""
         return self.of_heads(self.expand_kv(self.v_BKSD))
 
-    @property
-    def positions_S(self) -> Tensor:
-        """Canvas position of each key, below 0 for added sinks."""
-        keys = self.k_BKSD.shape[2]
-        return torch.arange(keys, device=self.k_BKSD.device) - self.prefix
-
     @cached_property
     def positions_Q(self) -> Tensor:
         """The canvas position of every query, int64. Raises ValueError if they are unknown."""
@@ -275,15 +274,17 @@ class Call:
                 "the canvas that the denoiser announces: announce those that become queries with "
                 "sinklab.core.attention.running(ids, columns)"
             )
-        # A model with room at the end of its memory writes where its mask ends.
+        # A static cache has room at its end: queries stand where the mask ends.
         last = (self.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()
         end = int(last) + 1 - self.prefix
         return torch.arange(end - queries, end, device=device)
 
     def near_QS(self, radius: int = 0) -> Tensor:
         """Keys at most so many positions from each query, added sinks apart; its own with 0."""
-        position_S = self.positions_S.to(self.positions_Q.device)
-        distance_QS = (self.positions_Q[:, None] - position_S).abs()
+        positions_Q = self.positions_Q
+        keys = self.k_BKSD.shape[2]
+        position_S = torch.arange(keys, device=positions_Q.device) - self.prefix
+        distance_QS = (positions_Q[:, None] - position_S).abs()
         return (distance_QS <= radius) & (position_S >= 0)
 
     @property
@@ -328,7 +329,7 @@ class Call:
         return eligible_BHS & ~self.choice.blocked_BHS
 
     def sinks(self, rule: Rule) -> Tensor:
-        """Sinks by a rule, bool (B, H, S), as if all queries had run."""
+        """Sinks by a rule, bool (B, H, S), as if every query ran; a rule is given arrays."""
         seen_by_BHS = self.seen_by_BHS
         if self.choice.scores == "last_row":
             seen_by_BHS = seen_by_BHS > 0

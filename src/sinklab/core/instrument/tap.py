@@ -151,8 +151,11 @@ class Tap:
         self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
         # Paths of the modules that run now, the outermost first.
         self._stack: list[str] = []
-        # Attention calls of the forward in progress, by module path; None between forwards.
+        # Number of attention calls of the forward in progress, by module path; None between
+        # forwards.
         self._calls: dict[str, int] | None = None
+        # Whether it is of the model itself, and not of a layer called by hand; and whether any call
+        # was seen so far.
         self._rooted = self._attended = False
         # Findings about its masks; calls made in the decoder layers that run now, by the layer's
         # path; paths that came to their end in it.
@@ -179,12 +182,11 @@ class Tap:
                 "thread a copy of its own, made before (copy.deepcopy(model))"
             )
 
-    def begin(self) -> dict[str, int]:
-        """Open a forward, which `flush` ends. Returns its attention calls, none as yet."""
+    def begin(self) -> None:
+        """Open a forward, which `flush` ends."""
         self._calls = {}
         for listener in self.listeners:
             listener.begin()
-        return self._calls
 
     def call_of(
         self, layer: str, path: str, given: dict[str, Any], shared: dict[tuple, Any]
@@ -223,7 +225,7 @@ class Tap:
             self._calls_in.setdefault(holder, []).append(layer)
         elif not replay:
             # checkpointing may replay the inside of a layer alone
-            self._refuse_states(f"{layer or 'the model'} attends outside of one")
+            self._check_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
         return call, edited
@@ -239,12 +241,12 @@ class Tap:
         if self._calls is not None and not self._rooted and path in self._calls:
             self.flush(complete=True)
         if self._calls is None:
-            self._calls = self.begin()
+            self.begin()
             # whether the model itself was called, and not a layer of it
             self._rooted = self._stack[0] == ""
             self._attended = True
-        count = self._calls.get(path, 0) + 1
-        self._calls[path] = count
+        calls: Any = self._calls
+        count = calls[path] = calls.get(path, 0) + 1
         if count == 1:
             return path
         return f"{path}#{count}"
@@ -325,7 +327,7 @@ class Tap:
         if isinstance(output, tuple):
             states_BQD = output[0]
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
-            return self._refuse_states(
+            return self._check_states(
                 f"that of {calls[0]} gives no tensor (batch, position, channel)"
             )
         edited_BQD = states_BQD
@@ -340,7 +342,7 @@ class Tap:
             return (edited_BQD, *output[1:])
         return edited_BQD
 
-    def _refuse_states(self, fact: str) -> None:
+    def _check_states(self, fact: str) -> None:
         needed_by = next(filter(None, (listener.of_states for listener in self.listeners)), None)
         if needed_by:
             raise ValueError(
