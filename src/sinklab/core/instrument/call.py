@@ -37,7 +37,6 @@ CONTEXT = (
     *("memory", "choice", "chosen", "alone_BH"),
 )
 """Fields of a call that say to whom it is shown, and when."""
-Draw = Callable[[Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class Choice:
     """The most keys of a head that may be blocked, those already blocked included."""
     excluded: tuple[int, ...] = ()
     """Columns that are never chosen."""
-    draw: Draw = torch.rand
+    draw: Callable[[Sequence[int]], Tensor] = torch.rand
     """Random numbers of a shape, uniform in [0, 1); in an edit by its seed."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Numbers (B, H) that a selector leaves for the log, such as "matched"."""
@@ -81,7 +80,7 @@ class Call:
     queries that see a key), `running` (the canvas that a denoiser announces).
     """
     output_shape: torch.Size
-    """Shape of the output that the model expects, but for its last axis."""
+    """Shape of the output that the model wants, but for its last axis."""
     tap: Any = None
     """The tap of the model, which knows the ids of the running forward."""
     heads: list[int] | None = None
@@ -259,6 +258,11 @@ class Call:
         return self.of_heads(self.expand_kv(self.v_BKSD))
 
     @cached_property
+    def positions_S(self) -> Tensor:
+        """Canvas position of each key, below 0 for added sinks."""
+        return torch.arange(self.k_BKSD.shape[2], device=self.q_BHQD.device) - self.prefix
+
+    @cached_property
     def positions_Q(self) -> Tensor:
         """The canvas position of every query, int64. Raises ValueError if they are unknown."""
         queries = self.q_BHQD.shape[2]
@@ -281,11 +285,8 @@ class Call:
 
     def near_QS(self, radius: int = 0) -> Tensor:
         """Keys at most so many positions from each query, added sinks apart; its own with 0."""
-        positions_Q = self.positions_Q
-        keys = self.k_BKSD.shape[2]
-        position_S = torch.arange(keys, device=positions_Q.device) - self.prefix
-        distance_QS = (positions_Q[:, None] - position_S).abs()
-        return (distance_QS <= radius) & (position_S >= 0)
+        distance_QS = (self.positions_Q[:, None] - self.positions_S).abs()
+        return (distance_QS <= radius) & (self.positions_S >= 0)
 
     @property
     def ids_BS(self) -> Tensor | None:

@@ -48,10 +48,9 @@ class WindowAttention(Edit):
     def before(self, call: Call) -> Call:
         """The call with its mask narrowed to the window."""
         device = call.q_BHQD.device
-        keys = call.k_BKSD.shape[2]
-        position_S = torch.arange(keys, device=device) - call.prefix
         near_QS = call.near_QS(self.radius)
-        near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
+        keep = torch.tensor(self.keep, dtype=torch.long, device=device)
+        near_QS |= torch.isin(call.positions_S, keep)
         near_QS[:, : call.prefix] = self.keep_prefix
         return call.block(~_only_heads(near_QS, call))
 
