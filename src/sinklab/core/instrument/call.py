@@ -105,9 +105,8 @@ class Call:
     alone_BH: Tensor | None = None
     """Number of real queries that `block` left as they were, or with the keys they keep alone."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results for all heads, which all who are shown the call share: "received_BHS",
-    "last_row_BHS", and "lse_BHQ" where a fast path got it from the attention kernel.
-    """
+    """Results for all heads, shared by all who are shown the call: "received_BHS", "last_row_BHS",
+    and "lse_BHQ" where a fast path has it from the kernel."""
     filled: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results for `heads`: what a recorder wants of some heads alone, in one pass (`fill`)."""
 
