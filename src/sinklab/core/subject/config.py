@@ -31,7 +31,7 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
 
 
 def _check(config: DiffusionLMConfig) -> None:
-    """Raises ValueError if sink, backbone and vocabulary do not fit together."""
+    """Raises ValueError if the settings do not fit together."""
     kind = config.sink_kind
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
     one_of("sink_kind", kind.partition(":")[0], ("none", *sinks), remedy)
@@ -127,7 +127,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         gate_bias: initial bias of the gate (4 opens it); None for no bias, as in Eq. 9.
         mask_token_id: id of [MASK].
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
-        text_vocab_size: ids from here on are no text (MMaDA's image codes); None when all are.
+        text_vocab_size: ids from here on are no text (MMaDA's image codes).
         output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM).
         rope_dtype: type to which rotary cosines and sines are rounded (``bfloat16``: SMDM and
             One-Token).
@@ -193,7 +193,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the backbone's vocabulary."""
+        """Ids of the backbone."""
         return self.backbone.vocab_size
 
     @vocab_size.setter
@@ -202,7 +202,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def sink_positions(self) -> int:
-        """Positions of the context that the sinks take."""
+        """Positions that the sinks take."""
         if self.sink is None:
             return 0
         return self.sink.positions * self.sink_count
@@ -261,7 +261,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         return {"eos_ids": ends, "text_vocabulary": self.text_vocab_size}
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
-        """The config that holds the decoder's sizes (transformers calls it)."""
+        """This config, for transformers."""
         return self
 
 

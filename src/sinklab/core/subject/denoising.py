@@ -10,7 +10,6 @@ same numbers up to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -77,7 +76,7 @@ class ModelDenoiser(Denoiser):
         return f"the denoiser of a {type(self.model).__name__}"
 
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
-        """Logits (M, V) at the wanted positions, everything computed afresh."""
+        """Logits (M, V) at the wanted positions, computed afresh."""
         with torch.inference_mode():
             return self.full_pass(ids_BS, at)
 
@@ -150,7 +149,7 @@ class ModelDenoiser(Denoiser):
         return known
 
     def full_pass(self, ids_BS: Tensor, at: Places, store: Any = None) -> Tensor:
-        """Logits (M, V) with all columns computed, and remembered by a store."""
+        """Logits (M, V) from all columns, which a store remembers."""
         geometry = self.geometry(ids_BS, at.wanted_BS)
         # call the whole model: a trace must see where a forward begins
         with running(ids_BS):
@@ -166,9 +165,8 @@ class ModelDenoiser(Denoiser):
         """Visibility, bool (B, query, key), if finished blocks attend causally; else None."""
         config = self.model.config
         length = wanted_BS.shape[1]
-        if config.block_length is None or config.clean_attention == "block":
-            return None
-        if length <= config.block_length:
+        size = config.block_length
+        if size is None or length <= size or config.clean_attention == "block":
             return None
         real_BS = masks.real_positions(wanted_BS, self.attention_BS)
         block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
@@ -176,24 +174,19 @@ class ModelDenoiser(Denoiser):
         return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
 
     def outputs(self, at: Places) -> Outputs:
-        """The states to compute for these positions."""
+        """The states that these positions need."""
         return Outputs.of(at, self.sources(at))
 
     def sources(self, at: Places) -> Tensor:
-        """Indices (M,) in the flattened canvas of the states that predict these positions."""
+        """Index (M,) in the flattened canvas of the state that predicts each position."""
         flat_M = at.flat_M
         if not self.model.config.logit_shift:
             return flat_M
         begins_M = flat_M % at.wanted_BS.shape[1] == 0
-        if self._starts_BS is not None:
-            begins_M = begins_M | self._starts_BS.flatten().index_select(0, flat_M)
+        if self.attention_BS is not None:
+            starts_BS = masks.starts(self.attention_BS)
+            begins_M = begins_M | starts_BS.flatten().index_select(0, flat_M)
         return flat_M - (~begins_M).long()
-
-    @cached_property
-    def _starts_BS(self) -> Tensor | None:
-        if self.attention_BS is None:
-            return None
-        return masks.starts(self.attention_BS)
 
     def with_sources(self, columns: slice | Tensor) -> slice | Tensor:
         """These columns and, with shifted logits, the left neighbour of each, wanted or not: what
@@ -212,11 +205,12 @@ class ModelDenoiser(Denoiser):
 
         Raises ValueError for a wanted position outside ``columns``.
         """
+        if isinstance(columns, Tensor):
+            columns = columns.to(outputs.columns_Q.device)
         _check_inside(columns, outputs.at)
         columns = self.with_sources(columns)
         if isinstance(columns, slice):
             return columns, outputs.columns_Q - columns.start
-        columns = columns.to(outputs.columns_Q.device)
         return columns, torch.searchsorted(columns, outputs.columns_Q)
 
     def states(
@@ -234,7 +228,7 @@ class ModelDenoiser(Denoiser):
             columns: the columns that run in every row, a slice or int64 (W,).
             output_index_Q: indices among them of the wanted states.
             store: a :class:`KeyValueStore`.
-            mask: in place of the canvas's.
+            mask: replaces the canvas's.
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry = self._geometry
@@ -250,24 +244,23 @@ class ModelDenoiser(Denoiser):
         return states_BWD.index_select(1, output_index_Q.to(states_BWD.device))
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits of states."""
+        """Logits."""
         return self.model.lm_head(states)
 
 
 def _check_inside(columns: slice | Tensor, at: Places) -> None:
-    wanted_M = at.flat_M % at.wanted_BS.shape[1]
     block = at.columns
-    if isinstance(columns, slice) and isinstance(block, slice):
+    if isinstance(columns, slice) and block is not None:
         # reads no position from the device
-        inside = columns.start <= block.start and block.stop <= columns.stop
-    elif isinstance(columns, slice):
-        inside = bool(((wanted_M >= columns.start) & (wanted_M < columns.stop)).all())
+        is_inside = columns.start <= block.start and block.stop <= columns.stop
     else:
-        inside = bool(torch.isin(wanted_M, columns.to(wanted_M.device)).all())
-    if not inside:
+        outside_BS = at.wanted_BS.clone()
+        outside_BS[:, columns] = False
+        is_inside = not bool(outside_BS.any())
+    if not is_inside:
         raise ValueError(
             f"wanted positions must lie in the columns that run, {columns}, but are in "
-            f"{wanted_M.unique().tolist()}"
+            f"{at.wanted_BS.any(0).nonzero()[:, 0].tolist()}"
         )
 
 
@@ -291,9 +284,9 @@ class ModelSession(Session):
         Args:
             ids_BS: token ids of the whole canvas.
             at: the positions.
-            columns: None computes everything. A slice or sorted int64 (W,) runs only these columns
-                in every row (with shifted logits also the left neighbour of each), which attend to
-                one another as they are now and to all others as remembered.
+            columns: None computes everything. A slice or sorted int64 (W,) runs only these (with
+                shifted logits also the left neighbour of each), which attend to one another as
+                they are now and to all others as remembered.
 
         Raises:
             ValueError: if nothing is remembered of this shape, or a wanted position lies outside

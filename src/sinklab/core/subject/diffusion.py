@@ -26,7 +26,7 @@ def sample_times(
     probability.
 
     Args:
-        batch: number of times, B ≥ 1.
+        batch: B ≥ 1.
         eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
         sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM);
             ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order, for
@@ -67,7 +67,7 @@ def corrupt(
         ids_BS: clean token ids, int64.
         t_B: times in (0, 1], (B,) or (B, S) of each token; 1 masks everything.
         mask_id: id of the mask token.
-        maskable_BS: False where a token must stay (prompt, padding); None allows all.
+        maskable_BS: False where a token must stay; None allows all.
         generator: source of randomness on the device of ``ids_BS``.
 
     Returns:
@@ -122,8 +122,8 @@ def masked_token_loss(
         logits_MV: logits at the masked positions, in row-major order.
         ids_BS: clean token ids.
         masked_BS: True where the model saw [MASK].
-        t_B: masking probability of each row, (B,), or of each token, (B, S).
-        maskable_BS: the tokens that could have been masked; None means all.
+        t_B: masking probability (B,), or (B, S) of each token.
+        maskable_BS: tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar) or ``"row"`` ((B,), each row by its own N).
 
     Returns:

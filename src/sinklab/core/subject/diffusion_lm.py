@@ -60,11 +60,11 @@ class Gate(nn.Linear):
         return torch.sigmoid(super().forward(x_BSD))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Compute the factors from the input of attention, before it runs."""
+        """Compute the factors from the input of attention."""
         self.pending = self(kwargs["hidden_states"])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Apply the factors once, before the output projection."""
+        """Apply the factors once."""
         if self.pending is None:
             return None
         factors = self.pending
@@ -72,7 +72,7 @@ class Gate(nn.Linear):
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
-        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``."""
+        """Add the hooks to an attention and its ``o_proj``."""
         attention.register_forward_pre_hook(self.remember, with_kwargs=True)
         attention.o_proj.register_forward_pre_hook(self.multiply)
 
@@ -94,13 +94,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
     the text: fewer small kernels), or ``auto``: the second on CUDA.
     """
-    _no_split_modules = [  # noqa: RUF012
-        "LlamaDecoderLayer",
-        "Qwen2DecoderLayer",
-        "Qwen3DecoderLayer",
-        "Qwen3MoeDecoderLayer",
-        "Glm4MoeDecoderLayer",
-    ]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
@@ -135,7 +128,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.backbone.initializer_range
-        # transformers.initialization skips tensors that a checkpoint has already filled
+        # skips tensors that a checkpoint has filled
         from transformers import initialization as init
 
         if isinstance(module, nn.Linear):
@@ -316,24 +309,24 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None for no padding.
             logits_to_keep: the positions with logits, bool (B, S), or int64 (M,), their ascending
                 indices in the flattened batch, which spare a read from the device.
-            sink_prefix: from :meth:`sink_prefix`, to compute it once for many calls.
-            causal: each position sees the sinks and the positions to its left only.
+            sink_prefix: from :meth:`sink_prefix`, to compute it once.
+            causal: each position sees only the sinks and the positions to its left.
             visible: bool (S, S) or (B, S, S), True where the query (row) of the text may see the
                 key. Padding, ``causal``, blocks and ``config.attention`` block more.
             clean: with attention in blocks, the text without noise (B, S), in which each block sees
                 those before it (BD3-LM, 2503.09573); None shows them as in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
-            label_weights: float (B, S), weight of each position of the loss; None for 1.
+            label_weights: float (B, S); None for 1.
             head_chunk: positions per chunk of logits.
-            liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
+            liger: whether the loss is Liger's kernel; None if it is installed and fits.
 
         Returns:
-            an output with ``logits`` (B, S, V), or (M, V) in row-major order; with labels only the
-                ``loss`` Σ weight · cross-entropy in nats, in at least float32.
+            an output with ``logits`` (B, S, V) or (M, V); with labels only the ``loss``,
+                Σ weight · cross-entropy in nats, in at least float32.
 
         Raises:
-            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
-                or an absent Liger.
+            ValueError: for wrong shapes or labels, a row of padding, too long a text, or an absent
+                Liger.
         """
         targets = None
         if labels is not None or label_weights is not None:

@@ -48,10 +48,10 @@ class GenerateByDenoising(DenoisingModel):
             input_ids: prompts (B, P), padded on the left; a list or a single row (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion; None fills the masks inside ``input_ids``.
-            rule: which proposals to commit first; ``low_confidence`` by default.
-            schedule: how many of them at each evaluation; ``even`` by default.
-            cache: memory between evaluations; by default one that changes no result.
-            settings: all options in one record; those given by keyword replace its fields.
+            rule: which proposals to commit first, by default ``low_confidence``.
+            schedule: how many at each evaluation, by default ``even``.
+            cache: memory between evaluations, by default one that changes no result.
+            settings: all options in one record; keywords replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
             options: other fields of `DecodingSettings`, such as ``steps`` or ``seed``.
 

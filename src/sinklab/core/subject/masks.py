@@ -27,7 +27,7 @@ class CanvasGeometry:
     backend: str
     position_ids_BS: Tensor
     mask: Tensor | None
-    """Mask as the decoder takes it; None when nothing is blocked."""
+    """For the decoder; None when nothing is blocked."""
     sinks: SinkPrefix | None
 
     @classmethod
@@ -87,7 +87,7 @@ class CanvasGeometry:
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
     def rows(self, columns: slice | Tensor) -> Tensor | None:
-        """The mask of the queries in these columns."""
+        """The mask of these queries."""
         mask = self.mask
         if mask is None or mask.shape[2] == 1:
             return mask
@@ -200,7 +200,7 @@ def attention_mask(
     when nothing is blocked, or the kernel's causal flag is enough.
 
     Args:
-        real_BS: from :func:`real_positions`; all True makes a mask even if nothing is blocked.
+        real_BS: all True makes a mask even if nothing is blocked.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.

@@ -112,15 +112,6 @@ def run_alone(
     return SinkPrefix(tuple(map(rowwise, cache.keys)), tuple(map(rowwise, cache.values)))
 
 
-def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
-    """Given keys and values of each layer as a prefix of one row, without rotary positions."""
-    keys, values = (
-        tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
-        for states_LNKD in (keys_LNKD, values_LNKD)
-    )
-    return SinkPrefix(keys, values)
-
-
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The hook before every attention layer, which gives it the ``sink_prefix`` as its cache.
 
@@ -161,18 +152,10 @@ class KeyValueStore:
         if self.prefix is not None:
             sink_k = self.prefix.keys[layer_idx]
             sink_v = self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self.write(self._keys[layer_idx], k_BKWD, sink_k)
-        self._values[layer_idx] = self.write(self._values[layer_idx], v_BKWD, sink_v)
-        return self.held(layer_idx)
-
-    def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they are now. Raises ValueError if there are none."""
-        keys = self._keys[layer]
-        values = self._values[layer]
-        if keys is None or values is None:
-            raise ValueError(
-                f"a full evaluation fills the keys and values of layer {layer}, but none was made"
-            )
+        keys = self.write(self._keys[layer_idx], k_BKWD, sink_k)
+        values = self.write(self._values[layer_idx], v_BKWD, sink_v)
+        self._keys[layer_idx] = keys
+        self._values[layer_idx] = values
         return keys, values
 
     def empty(self, length: int, like_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
@@ -195,10 +178,7 @@ class KeyValueStore:
                 known = self.empty(length, new_BKWD, sink_BKND)
             known[:, :, sinks:] = new_BKWD
             return known
-        if known is None:
-            raise ValueError(
-                "columns can be recomputed only after a full evaluation has filled the others"
-            )
+        assert known is not None, "a full evaluation comes first"
         if isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:
