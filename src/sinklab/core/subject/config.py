@@ -1,5 +1,5 @@
-"""Configuration of a diffusion language model: a backbone's config plus the settings that make it a
-DLM. A variant of the model is a value of this config, never another class.
+"""Configuration of a diffusion language model: a backbone's config and what makes it a DLM. A
+variant of the model is a value of this config, never another class.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _check_type(kind: Any) -> None:
 
 
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
-    """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
+    """A copy of a backbone's config (or ``to_dict()``) without a causal mask."""
     if backbone is None:
         raise ValueError(
             "DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config"
@@ -129,22 +129,21 @@ class DiffusionLMConfig(PreTrainedConfig):
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
         text_vocab_size: ids from here on are no text (MMaDA's image codes).
         output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM).
-        rope_dtype: type to which rotary cosines and sines are rounded (``bfloat16``: SMDM and
-            One-Token).
+        rope_dtype: type to which rotary tables are rounded (``bfloat16``: SMDM and One-Token).
         eot_token_id: id of the end-of-turn token.
-        context: recommended maximum of tokens of prompt and completion, not enforced.
+        context: recommended maximum of tokens, not enforced.
         attention: keys that a query of the text sees besides the sinks: ``full``, all; ``causal``,
             itself and those to its left; ``first_alone``, all, but the first token only itself.
         block_length: tokens of a block if attention is block-causal: a token sees its own block and
             those before it (BD3-LM, 2503.09573). None for full attention.
-        clean_attention: how finished blocks attend: ``block``, as when they were written, or
-            ``causal``, from left to right inside the block too.
-        blocks_from: where blocks are counted from: ``text``, its first token, or ``column``, the
-            first column of the batch.
-        first_alone: whether the first token of each block is written before the others.
+        clean_attention: how finished blocks attend: ``block``, as before, or ``causal``, from left
+            to right inside the block too.
+        blocks_from: what blocks are counted from: the first token of the ``text``, or the first
+            ``column`` of the batch.
+        first_alone: whether the first token of a block is written before the others.
 
     Raises:
-        ValueError: for unknown keys or values, and settings that do not fit together.
+        ValueError: for unknown keys or values, and settings that do not fit.
     """
 
     model_type = "sinklab_diffusion"

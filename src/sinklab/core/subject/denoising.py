@@ -29,10 +29,10 @@ from sinklab.core.subject.prefix import KeyValueStore
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The states that the logits at the wanted positions are made of.
+    """The states behind the logits at the wanted positions.
 
-    With shifted logits, position 5 wanted in row 0, and 5 and 7 in row 1, `columns_Q` is (4, 6) and
-    `pick_M` is (0, 2, 3).
+    With shifted logits, position 5 wanted in row 0, and 5 and 7 in row 1, `columns_Q` is (4, 6),
+    `pick_M` (0, 2, 3).
     """
 
     at: Places
@@ -58,10 +58,8 @@ class Outputs:
 
 
 class ModelDenoiser(Denoiser):
-    """The denoiser of a model, bound to its present weights and a padding; see
-    :meth:`DiffusionLM.denoiser`.
-
-    It runs under ``torch.inference_mode``. With ``plain=True`` it has no exact cache.
+    """The denoiser of a model, bound to its present weights and a padding, under
+    ``torch.inference_mode``. With ``plain=True`` it has no exact cache.
     """
 
     def __init__(
@@ -72,16 +70,13 @@ class ModelDenoiser(Denoiser):
         self.plain = plain
         self._geometry: CanvasGeometry | None = None
 
-    def __repr__(self) -> str:
-        return f"the denoiser of a {type(self.model).__name__}"
-
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
         """Logits (M, V) at the wanted positions, computed afresh."""
         with torch.inference_mode():
             return self.full_pass(ids_BS, at)
 
     def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
-        """Logits (M, V) for a score: blocks of attention see clean ones before them."""
+        """Logits (M, V) for a score: blocks see clean ones before them."""
         if self.model.config.block_length is None:
             return self(ids_BS, wanted_BS)
         self.geometry(ids_BS, wanted_BS)
@@ -101,8 +96,8 @@ class ModelDenoiser(Denoiser):
         """The canvas, decoded in blocks of attention if there are any, or in parts of them.
 
         Raises:
-            ValueError: for a canvas with padding that this denoiser was not made with, and a
-                ``block_length`` that does not divide a block of attention.
+            ValueError: for padding that this denoiser was not made with, or a ``block_length`` that
+                does not divide a block of attention.
         """
         if self.attention_BS is None and not canvas.attention_BS.all():
             raise ValueError(
@@ -134,7 +129,7 @@ class ModelDenoiser(Denoiser):
         return next((kind() for kind in caches.values() if kind.is_exact), None)
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
-        """The geometry of this shape. Raises ValueError if the model or the padding forbid it."""
+        """The geometry of this shape. Raises ValueError if it does not fit."""
         check_tensor(
             "the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids"
         )
@@ -189,8 +184,8 @@ class ModelDenoiser(Denoiser):
         return flat_M - (~begins_M).long()
 
     def with_sources(self, columns: slice | Tensor) -> slice | Tensor:
-        """These columns and, with shifted logits, the left neighbour of each, wanted or not: what
-        runs must not depend on other rows.
+        """These columns and, with shifted logits, the left neighbours of all: what runs must not
+        depend on other rows.
         """
         if not self.model.config.logit_shift:
             return columns
@@ -201,7 +196,7 @@ class ModelDenoiser(Denoiser):
     def columns_to_run(
         self, columns: slice | Tensor, outputs: Outputs
     ) -> tuple[slice | Tensor, Tensor]:
-        """The columns to run, and the indices among them of those whose states are needed.
+        """The columns to run, and the indices among them of the states needed.
 
         Raises ValueError for a wanted position outside ``columns``.
         """
@@ -224,7 +219,7 @@ class ModelDenoiser(Denoiser):
         """Final states (B, Q, D) when some columns run and attend to the store.
 
         Args:
-            ids_BS: token ids of the whole canvas.
+            ids_BS: the whole canvas.
             columns: the columns that run in every row, a slice or int64 (W,).
             output_index_Q: indices among them of the wanted states.
             store: a :class:`KeyValueStore`.
@@ -265,9 +260,8 @@ def _check_inside(columns: slice | Tensor, at: Places) -> None:
 
 
 class ModelSession(Session):
-    """A model's denoiser with the keys and values of every column as last computed.
-
-    A cache may bring a subclass with its own `evaluate` (`Cache.session`).
+    """A model's denoiser with the keys and values of every column as last computed; a cache may
+    bring a subclass with its own `evaluate`.
     """
 
     begins_anywhere = False
@@ -282,14 +276,14 @@ class ModelSession(Session):
         """Logits (M, V) at the wanted positions, inside ``columns``.
 
         Args:
-            ids_BS: token ids of the whole canvas.
+            ids_BS: the whole canvas.
             at: the positions.
             columns: None computes everything. A slice or sorted int64 (W,) runs only these (with
                 shifted logits also the left neighbour of each), which attend to one another as
                 they are now and to all others as remembered.
 
         Raises:
-            ValueError: if nothing is remembered of this shape, or a wanted position lies outside
+            ValueError: if nothing of this shape is remembered, or a position lies outside
                 ``columns``.
         """
         filled = self._filled
@@ -306,7 +300,7 @@ class ModelSession(Session):
             )
         with torch.inference_mode():
             logits_MV = self.evaluate(ids_BS, at, columns)
-        # set last: an interrupted evaluation leaves layers of different age
+        # set last: an interruption leaves layers of different age
         self._filled = ids_BS.shape
         return logits_MV
 

@@ -22,8 +22,7 @@ def sample_times(
     sampler: str = "iid",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
-    probability.
+    """Draw diffusion times t_B in [eps, 1], the masking probability of the linear schedule.
 
     Args:
         batch: B ≥ 1.
@@ -31,10 +30,8 @@ def sample_times(
         sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM);
             ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order, for
             less variance of the loss.
-        generator: source of randomness.
 
-    Raises:
-        ValueError: for an argument out of range.
+    Raises ValueError for an argument out of range.
     """
     if not 0 < eps < 1:
         raise ValueError(
@@ -66,9 +63,9 @@ def corrupt(
     Args:
         ids_BS: clean token ids, int64.
         t_B: times in (0, 1], (B,) or (B, S) of each token; 1 masks everything.
-        mask_id: id of the mask token.
+        mask_id: id of [MASK].
         maskable_BS: False where a token must stay; None allows all.
-        generator: source of randomness on the device of ``ids_BS``.
+        generator: on the device of ``ids_BS``.
 
     Returns:
         ``noisy_BS`` and ``masked_BS`` (True where a token was replaced).
@@ -115,11 +112,11 @@ def masked_token_loss(
 ) -> Tensor:
     """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4).
 
-    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
-    expectation over t and masks bounds the negative log-likelihood per token.
+    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens; its
+    expectation bounds the negative log-likelihood per token.
 
     Args:
-        logits_MV: logits at the masked positions, in row-major order.
+        logits_MV: at the masked positions, in row-major order.
         ids_BS: clean token ids.
         masked_BS: True where the model saw [MASK].
         t_B: masking probability (B,), or (B, S) of each token.

@@ -39,7 +39,7 @@ class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
     8–10); ``bias`` is the initial b, None leaves it out (Eq. 9).
 
-    The hooks are bound methods, so that a copied model uses the copy's gate.
+    Its hooks are bound methods: a copied model uses the copy's gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
@@ -52,7 +52,7 @@ class Gate(nn.Linear):
         """Draw nothing here: the model does, with its other weights."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # factors of an interrupted call belong to its graph and cannot be copied
+        # factors of an interrupted call cannot be copied
         return super().__getstate__() | {"pending": None}
 
     def forward(self, x_BSD: Tensor) -> Tensor:
@@ -80,8 +80,7 @@ class Gate(nn.Linear):
 class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    A sink adds the tensors of its kind and enters every layer as a key/value prefix, which equals
-    the masked (L + N)² form of Eq. 6; a gate adds ``gates.i``.
+    A sink enters every layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6.
     """
 
     config_class = DiffusionLMConfig
@@ -92,7 +91,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     _supports_flash_attn = True
     sink_form = "auto"
     """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
-    the text: fewer small kernels), or ``auto``: the second on CUDA.
+    the text), or ``auto``: the second on CUDA.
     """
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -166,7 +165,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     ) -> nn.Embedding:
         """Change the size of the vocabulary, as in transformers.
 
-        Raises ValueError if [MASK] would be cut off, or the head has fewer rows than the embedding.
+        Raises ValueError if [MASK] would be cut off, or the head is smaller than the embedding.
         """
         rows = self.config.output_vocab_size
         mask_id = self.config.mask_token_id
@@ -206,7 +205,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of these lengths; None without a sink."""
+        """The sinks for texts of these lengths, or None."""
         sink = self.config.sink
         if sink is None:
             return None
@@ -262,9 +261,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """Final normed states (B, S, D) of the columns that run, from their embeddings, positions
-        (1 or B, S) and mask; ``sinks`` is a prefix or store.
-        """
+        """Final normed states (B, S, D) of the columns that run; ``sinks`` is a prefix or store."""
         return self.model(
             inputs_embeds=embeds_BSD,
             attention_mask=mask,
@@ -305,16 +302,16 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         """Logits for the token at each position, or with ``labels`` the training loss.
 
         Args:
-            input_ids: token ids (B, S), with [MASK] at every position to be predicted.
+            input_ids: token ids (B, S), with [MASK] where to predict.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None for no padding.
             logits_to_keep: the positions with logits, bool (B, S), or int64 (M,), their ascending
-                indices in the flattened batch, which spare a read from the device.
+                indices in the flattened batch.
             sink_prefix: from :meth:`sink_prefix`, to compute it once.
             causal: each position sees only the sinks and the positions to its left.
             visible: bool (S, S) or (B, S, S), True where the query (row) of the text may see the
-                key. Padding, ``causal``, blocks and ``config.attention`` block more.
+                key, unless something else blocks it.
             clean: with attention in blocks, the text without noise (B, S), in which each block sees
-                those before it (BD3-LM, 2503.09573); None shows them as in ``input_ids``.
+                those before it; None shows them as in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
             label_weights: float (B, S); None for 1.
             head_chunk: positions per chunk of logits.
@@ -359,8 +356,8 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     ) -> ModelDenoiser:
         """This model as a denoiser for canvases with this padding.
 
-        With ``plain=True`` it is :meth:`forward`, bit for bit; else a faster subclass may take its
-        place. Make a new one after the weights change: sinks and mask are computed once.
+        With ``plain=True`` it is :meth:`forward`, bit for bit; else it may be a faster subclass.
+        Make a new one after the weights change: sinks and mask are computed once.
         """
         fast = None
         if not plain:

@@ -45,7 +45,7 @@ class GenerateByDenoising(DenoisingModel):
         """Write text by denoising.
 
         Args:
-            input_ids: prompts (B, P), padded on the left; a list or a single row (P,) will do.
+            input_ids: prompts (B, P), padded on the left, or one (P,).
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion; None fills the masks inside ``input_ids``.
             rule: which proposals to commit first, by default ``low_confidence``.
@@ -56,8 +56,8 @@ class GenerateByDenoising(DenoisingModel):
             options: other fields of `DecodingSettings`, such as ``steps`` or ``seed``.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling. A masked language
-            model ends its text with its [SEP].
+            token ids (B, P + max_new_tokens), or (B, P) when infilling; a masked language model
+                ends them with its [SEP].
 
         Raises:
             ValueError: for a model without mask token, unknown ids and wrong settings.

@@ -1,7 +1,7 @@
 """The LM head, its logits and its loss.
 
-All logits of a batch are the largest tensor of training, so the loss makes them a chunk at a time,
-and again in the backward pass.
+All logits of a batch are the largest tensor of training, so the loss makes them in chunks, and
+again in the backward pass.
 """
 
 # B batch, S sequence, M positions (any leading axes; of the loss: row-major), C positions of a
@@ -43,7 +43,7 @@ class Head(nn.Linear):
     ) -> Tensor:
         """Logits (…, V), or with labels their loss, ``chunk`` positions at a time.
 
-        The loss is computed here because FSDP gathers the weight for a call of this module.
+        The loss is computed here because FSDP gathers the weight for this call.
 
         Raises ValueError if a label is no row of the head, or a required Liger cannot run.
         """

@@ -43,7 +43,7 @@ class CanvasGeometry:
         visible: Tensor | None = None,
         is_doubled: bool = False,
     ) -> CanvasGeometry:
-        """For texts of this shape (B, S) and these :func:`real_positions`.
+        """For texts of this shape (B, S) and :func:`real_positions`.
 
         Args:
             like: a tensor of the dtype and device of the states.
@@ -126,7 +126,7 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
 
 
 def starts(real_BS: Tensor) -> Tensor:
-    """Positions of text, bool (B, S), without text to their left to predict them."""
+    """Positions of text, bool (B, S), right after padding."""
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
 
@@ -174,7 +174,7 @@ def whole_text(
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
     """Visibility, bool (B, 2S, 2S), if the clean text follows the noisy one (BD3-LM, 2503.09573,
-    Eq. 9–12): a clean token sees the clean ones up to the end of its block, or itself (``causal``).
+    Eq. 9–12); with ``causal`` a clean token sees its own block only up to itself.
     """
     query_BS1 = block_BS[:, :, None]
     key_B1S = block_BS[:, None]

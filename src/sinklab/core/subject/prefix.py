@@ -62,7 +62,7 @@ class _PassCache:
 
 @contextmanager
 def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """Replay no layer in the backward pass, where an intervention would take sinks for text."""
+    """Replay no layer in backward, where an intervention would take sinks for text."""
     flags = [stated(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
@@ -115,9 +115,8 @@ def run_alone(
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The hook before every attention layer, which gives it the ``sink_prefix`` as its cache.
 
-    A keyword of its own, because transformers drops ``past_key_values`` under gradient
-    checkpointing. ``without_mask`` removes the mask that transformers < 5.23 builds when compiled,
-    which ignores the sinks.
+    transformers would drop ``past_key_values`` under gradient checkpointing. ``without_mask``
+    removes a mask without sinks, built by transformers < 5.23 when compiled.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
@@ -128,8 +127,8 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
 
 
 class KeyValueStore:
-    """A ``sink_prefix`` that remembers: per layer one buffer of keys and one of values, the sinks
-    in the first N columns, then the canvas.
+    """A ``sink_prefix`` that remembers: a buffer of keys and one of values for each layer, the
+    sinks in front.
     """
 
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:

@@ -21,8 +21,7 @@ SIDES = ("front", "end")
 
 @dataclass(frozen=True)
 class Sink:
-    """A kind of added sink: its parameters, and the keys and values that every query of the text
-    sees besides the text.
+    """A kind of added sink: its parameters, and keys and values that every query sees.
 
     A registered subclass is a ``sink_kind`` of a config, with its fields as options:
     ``sink_kind="name:field=value"``. With a position it is a token, run through the layers alone
