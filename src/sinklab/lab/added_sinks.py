@@ -66,8 +66,7 @@ class LogitSink(Sink):
     Weights become exp(s_ij) / (exp(b) + Σ_k exp(s_ik)).
 
     A key and a value of zero with b added to the scores; equal to the output without it times
-    sigmoid(lse − b), with lse the log-sum-exp of the query's scores
-    (:func:`sinklab.core.attention.with_sink_logits`).
+    sigmoid(lse − b), with lse the log-sum-exp of the query's scores.
     """
 
     tensors = ("sink_logits",)
