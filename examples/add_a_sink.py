@@ -6,7 +6,7 @@ import torch
 
 from sinklab.core.registry import sinks
 from sinklab.core.subject import Sink
-from sinklab.core.subject.prefix import per_layer
+from sinklab.lab.added_sinks import per_layer
 from sinklab.lab.cli import main
 
 

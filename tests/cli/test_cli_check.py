@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from sinklab.core.subject import Sink
-from sinklab.core.subject.prefix import per_layer
+from sinklab.lab.added_sinks import per_layer
 from sinklab.core.instrument import Edit, Selector, Statistic
 from sinklab.core.registry import *
 from sinklab.core.registry import (

@@ -5,7 +5,7 @@ needs them.
 As the sinks of the core, the labels are there without torch.
 """
 
-# B batch, N sinks, L layers, H query heads
+# B batch, N sinks, L layers, H query heads, K key/value heads, D head dim
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sinklab.core.subject.prefix import SinkPrefix
+
+
+def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
+    """These keys and values of each layer as a prefix of one row, without rotary positions."""
+    from sinklab.core.subject.prefix import SinkPrefix
+
+    keys, values = (
+        tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
+        for states_LNKD in (keys_LNKD, values_LNKD)
+    )
+    return SinkPrefix(keys, values)
 
 
 @sinks.register("kv")
@@ -45,8 +56,6 @@ class KeyValueSink(Sink):
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """The parameters themselves, the same in every row; keys are not rotated."""
-        from sinklab.core.subject.prefix import per_layer
-
         return per_layer(model.sink_keys, model.sink_values)
 
 
@@ -78,7 +87,6 @@ class LogitSink(Sink):
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
         """Keys and values of zero, with the parameters as their logits."""
-        from sinklab.core.subject.prefix import per_layer
         from sinklab.lab.sink_logits import LogitPrefix
 
         config = model.config

@@ -1,5 +1,5 @@
-"""Configuration of a diffusion language model: a backbone's config plus the settings that make it a
-DLM. A variant of the model is a value in here, never another class.
+"""Configuration of a diffusion language model: a backbone's config and what makes it a DLM. A
+variant of the model is a value of this config, never another class.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
-    """Raises ValueError for a key that is no field of :class:`DiffusionLMConfig` and not among
-    ``known``, naming the near ones.
-    """
+    """Raises ValueError for a key that is neither a field of the config nor ``known``."""
     for name in settings:
         if name not in OWN and name not in known:
             hint = near(name, OWN) or f"known are {', '.join(OWN)}"
@@ -33,7 +31,7 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
 
 
 def _check(config: DiffusionLMConfig) -> None:
-    """Raises ValueError if sink, backbone and vocabulary do not fit together."""
+    """Raises ValueError if the settings do not fit together."""
     kind = config.sink_kind
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
     one_of("sink_kind", kind.partition(":")[0], ("none", *sinks), remedy)
@@ -72,9 +70,7 @@ def _check(config: DiffusionLMConfig) -> None:
 
 
 def _check_kinds(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for special ids that are none, and for a bias of gates that is no number;
-    of the end of text there may be several.
-    """
+    """Raises ValueError for special ids that are no ids, and for a gate bias that is no number."""
     for name in SPECIAL:
         value = settings.get(name)
         ids = [value]
@@ -97,12 +93,12 @@ def _check_type(kind: Any) -> None:
 
 
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
-    """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
+    """A copy of a backbone's config (or ``to_dict()``) without a causal mask."""
     if backbone is None:
         raise ValueError(
             "DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config"
         )
-    # a copy: the caller's config may belong to a causal model that is still in use
+    # the caller's config may belong to a causal model that is still in use
     config: Any = copy.deepcopy(backbone)
     if isinstance(config, Mapping):
         _check_type(config.get("model_type"))
@@ -121,39 +117,33 @@ class DiffusionLMConfig(PreTrainedConfig):
     """Config of `DiffusionLM`.
 
     Args:
-        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of a
-            type in :data:`BACKBONES` or :data:`sinklab.core.registry.backbones`.
+        backbone: config of the decoder or its ``to_dict()``, of a type in :data:`BACKBONES` or
+            :data:`sinklab.core.registry.backbones`.
         sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`.
-        sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
-        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq.
-            7); a kind without positions is ``front``.
-        gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output
-            projection (Eq. 8–10).
-        gate_bias: where the bias of the gate starts (4 opens it); None for none, as in Eq. 9.
-        mask_token_id: id of [MASK] in the backbone's vocabulary.
+        sink_count: number of sink tokens (0, 1, 2 or 4).
+        sink_side: ``front`` (sinks take positions 0…n−1, Eq. 5) or ``end`` (Eq. 7); a kind without
+            positions is ``front``.
+        gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) (Eq. 8–10).
+        gate_bias: initial bias of the gate (4 opens it); None for no bias, as in Eq. 9.
+        mask_token_id: id of [MASK].
         logit_shift: True when the output at position i − 1 predicts position i (Dream).
-        text_vocab_size: ids from here on are no text (MMaDA's image codes); None when all are.
-        output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM: none for
-            [MASK]); None for one for every id.
-        rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at
-            all) or ``bfloat16`` (as the released SMDM and One-Token code does).
-        eot_token_id: id of the end-of-turn token of a chat model.
-        context: recommended maximum of tokens of prompt and completion together, not enforced.
-        attention: keys that a query of the text sees, in training and afterwards: ``full``, all of
-            them; ``causal``, itself and those to its left; ``first_alone``, all, but the first
-            token of a text sees itself alone. Every query sees the added sinks.
-        block_length: tokens of a block if attention is block-causal: a token sees its own block
-            from both sides, and the blocks before it (BD3-LM, 2503.09573). None for full attention.
-        clean_attention: with blocks, how those that are finished attend: ``block``, as when they
-            were written, or ``causal``, from left to right inside the block too.
-        blocks_from: with blocks, the start of their count: ``text``, its first token, or
-            ``column``, the first column of the batch, padding included.
-        first_alone: with blocks, whether the first token of each is written by itself, before the
-            others: if logits are shifted, it is predicted by the block before.
+        text_vocab_size: ids from here on are no text (MMaDA's image codes).
+        output_vocab_size: rows of the LM head if it has fewer than the embedding (SMDM).
+        rope_dtype: type to which rotary tables are rounded (``bfloat16``: SMDM and One-Token).
+        eot_token_id: id of the end-of-turn token.
+        context: recommended maximum of tokens, not enforced.
+        attention: keys that a query of the text sees besides the sinks: ``full``, all; ``causal``,
+            itself and those to its left; ``first_alone``, all, but the first token only itself.
+        block_length: tokens of a block if attention is block-causal: a token sees its own block and
+            those before it (BD3-LM, 2503.09573). None for full attention.
+        clean_attention: how finished blocks attend: ``block``, as before, or ``causal``, from left
+            to right inside the block too.
+        blocks_from: what blocks are counted from: the first token of the ``text``, or the first
+            ``column`` of the batch.
+        first_alone: whether the first token of a block is written before the others.
 
     Raises:
-        ValueError: for an unknown key or value, naming the near ones, and for settings that do not
-            fit together.
+        ValueError: for unknown keys or values, and settings that do not fit.
     """
 
     model_type = "sinklab_diffusion"
@@ -191,7 +181,7 @@ class DiffusionLMConfig(PreTrainedConfig):
                 setattr(self, field.name, within_limits(field, value))
         _check(self)
         if self.gate_bias is not None:
-            # an int would make a bias of whole numbers
+            # an int would make an integer bias
             self.gate_bias = float(self.gate_bias)
         settings.setdefault("tie_word_embeddings", self.backbone.tie_word_embeddings)
         for name in SPECIAL:
@@ -202,7 +192,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the backbone's vocabulary."""
+        """Ids of the backbone."""
         return self.backbone.vocab_size
 
     @vocab_size.setter
@@ -211,7 +201,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def sink_positions(self) -> int:
-        """Positions of the context that the sinks take."""
+        """Positions that the sinks take."""
         if self.sink is None:
             return 0
         return self.sink.positions * self.sink_count
@@ -222,7 +212,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.backbone.max_position_embeddings - self.sink_positions
 
     def check_length(self, length: int) -> None:
-        """Raises ValueError for a text that is longer than the positions reach."""
+        """Raises ValueError for a text that is too long."""
         if length > self.text_positions:
             raise ValueError(
                 f"the text has {length} tokens, but the model's context is {self.text_positions}; "
@@ -231,18 +221,18 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def text_start(self) -> int:
-        """Position of the first token of text: after the sinks in front."""
+        """Position of the first token of text."""
         if self.sink_side == "front":
             return self.sink_positions
         return 0
 
     def closing_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that end a text which begins with these: none, unlike BERT's [SEP]."""
+        """Ids that end such a text, as BERT's [SEP] does: none."""
         return ()
 
     @property
     def block_columns(self) -> int:
-        """Divisor that the columns of a prompt must have for the completion to begin a block."""
+        """Divisor of the prompt's length if the completion is to begin a block."""
         if self.block_length is None or self.blocks_from == "text":
             return 1
         return self.block_length
@@ -263,16 +253,14 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Arguments about the model that `decode`
-        needs.
-        """
+        """Arguments of `DecodingSettings.decode` that belong to the model."""
         ends = [*self.eos_ids]
         if self.eot_token_id is not None:
             ends.append(self.eot_token_id)
         return {"eos_ids": ends, "text_vocabulary": self.text_vocab_size}
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
-        """The config that holds the decoder's sizes (transformers calls it)."""
+        """This config, for transformers."""
         return self
 
 

@@ -1,8 +1,8 @@
 """The model as a denoiser: ids in, logits at the wanted positions out.
 
 Decoding evaluates one canvas again and again, so what does not depend on the text is computed once,
-and a session remembers keys and values. The plain way is the model's own forward; an extra may
-register a faster subclass, which gives the same numbers up to rounding.
+and a session remembers keys and values. An extra may register a faster subclass, which gives the
+same numbers up to rounding.
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions
@@ -10,7 +10,6 @@ register a faster subclass, which gives the same numbers up to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -30,21 +29,21 @@ from sinklab.core.subject.prefix import KeyValueStore
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The states that the logits at the wanted positions are made of.
+    """The states behind the logits at the wanted positions.
 
-    With shifted logits, position 5 wanted in row 0, and 5 and 7 in row 1, `columns_Q` is (4, 6) and
-    `pick_M` is (0, 2, 3).
+    With shifted logits, position 5 wanted in row 0, and 5 and 7 in row 1, `columns_Q` is (4, 6),
+    `pick_M` (0, 2, 3).
     """
 
     at: Places
     columns_Q: Tensor
-    """Columns whose states are needed in some row, int64, ascending."""
+    """Columns whose states are needed in some row, ascending."""
     pick_M: Tensor
-    """Number of each wanted state among the flattened (B, Q), int64."""
+    """Index of each wanted state in the flattened (B, Q)."""
 
     @classmethod
     def of(cls, at: Places, source_M: Tensor, columns_Q: Tensor | None = None) -> Outputs:
-        """From the number of each wanted state in the flattened canvas."""
+        """From the index of each wanted state in the flattened canvas."""
         length = at.wanted_BS.shape[1]
         column_M = source_M % length
         if columns_Q is None:
@@ -59,10 +58,8 @@ class Outputs:
 
 
 class ModelDenoiser(Denoiser):
-    """The denoiser of a model, bound to its weights as they are now, and to a padding.
-
-    Made by :meth:`DiffusionLM.denoiser`; runs under ``torch.inference_mode``. With ``plain=True``
-    nothing is remembered between evaluations, whatever the attention.
+    """The denoiser of a model, bound to its present weights and a padding, under
+    ``torch.inference_mode``. With ``plain=True`` it has no exact cache.
     """
 
     def __init__(
@@ -73,18 +70,13 @@ class ModelDenoiser(Denoiser):
         self.plain = plain
         self._geometry: CanvasGeometry | None = None
 
-    def __repr__(self) -> str:
-        return f"the denoiser of a {type(self.model).__name__}"
-
     def logits(self, ids_BS: Tensor, at: Places) -> Tensor:
-        """Logits (M, V) at the wanted positions, everything computed afresh."""
+        """Logits (M, V) at the wanted positions, computed afresh."""
         with torch.inference_mode():
             return self.full_pass(ids_BS, at)
 
     def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
-        """Logits (M, V) for a score: with attention in blocks each block sees the clean ones before
-        it.
-        """
+        """Logits (M, V) for a score: blocks see clean ones before them."""
         if self.model.config.block_length is None:
             return self(ids_BS, wanted_BS)
         self.geometry(ids_BS, wanted_BS)
@@ -94,19 +86,18 @@ class ModelDenoiser(Denoiser):
             ).logits
 
     def begin(self, cache: Cache | None = None) -> ModelSession:
-        """A memory for one run over one canvas; without a cache the caller passes ``columns``."""
+        """A memory for one run; without a cache the caller passes ``columns``."""
         own = None
         if cache is not None:
             own = cache.session(self)
         return own or ModelSession(self)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas with its decoding blocks aligned to those of attention, or to parts of them
-        of ``block_length``; unchanged if attention is full.
+        """The canvas, decoded in blocks of attention if there are any, or in parts of them.
 
         Raises:
-            ValueError: for a canvas with padding that this denoiser was not made with, and for a
-                ``block_length`` that does not divide a block of attention.
+            ValueError: for padding that this denoiser was not made with, or a ``block_length`` that
+                does not divide a block of attention.
         """
         if self.attention_BS is None and not canvas.attention_BS.all():
             raise ValueError(
@@ -132,15 +123,13 @@ class ModelDenoiser(Denoiser):
         return canvas.counted(part_BS.expand_as(ids_BS))
 
     def exact_cache(self) -> Cache | None:
-        """The cache of attention in blocks; None with full attention, or while the model is
-        watched.
-        """
+        """The cache of attention in blocks; None while the model is watched."""
         if self.plain or is_watched(self.model) or self.model.config.block_length is None:
             return None
         return next((kind() for kind in caches.values() if kind.is_exact), None)
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
-        """The geometry of canvases of this shape. Raises ValueError for one that does not fit."""
+        """The geometry of this shape. Raises ValueError if it does not fit."""
         check_tensor(
             "the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids"
         )
@@ -155,9 +144,9 @@ class ModelDenoiser(Denoiser):
         return known
 
     def full_pass(self, ids_BS: Tensor, at: Places, store: Any = None) -> Tensor:
-        """Logits (M, V) with all columns computed, and remembered by a store."""
+        """Logits (M, V) from all columns, which a store remembers."""
         geometry = self.geometry(ids_BS, at.wanted_BS)
-        # the whole model, so that a trace sees where a forward begins
+        # call the whole model: a trace must see where a forward begins
         with running(ids_BS):
             return self.model(
                 ids_BS,
@@ -168,14 +157,11 @@ class ModelDenoiser(Denoiser):
             ).logits
 
     def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
-        """Visibility, bool (B, query, key), if the blocks before the wanted positions attend
-        causally; else None.
-        """
+        """Visibility, bool (B, query, key), if finished blocks attend causally; else None."""
         config = self.model.config
         length = wanted_BS.shape[1]
-        if config.block_length is None or config.clean_attention == "block":
-            return None
-        if length <= config.block_length:
+        size = config.block_length
+        if size is None or length <= size or config.clean_attention == "block":
             return None
         real_BS = masks.real_positions(wanted_BS, self.attention_BS)
         block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
@@ -183,28 +169,23 @@ class ModelDenoiser(Denoiser):
         return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
 
     def outputs(self, at: Places) -> Outputs:
-        """The states to compute for these positions; a subclass may want further columns."""
+        """The states that these positions need."""
         return Outputs.of(at, self.sources(at))
 
     def sources(self, at: Places) -> Tensor:
-        """Numbers in the flattened canvas of the states that predict the wanted positions, (M,)."""
+        """Index (M,) in the flattened canvas of the state that predicts each position."""
         flat_M = at.flat_M
         if not self.model.config.logit_shift:
             return flat_M
         begins_M = flat_M % at.wanted_BS.shape[1] == 0
-        if self._starts_BS is not None:
-            begins_M = begins_M | self._starts_BS.flatten().index_select(0, flat_M)
+        if self.attention_BS is not None:
+            starts_BS = masks.starts(self.attention_BS)
+            begins_M = begins_M | starts_BS.flatten().index_select(0, flat_M)
         return flat_M - (~begins_M).long()
 
-    @cached_property
-    def _starts_BS(self) -> Tensor | None:
-        if self.attention_BS is None:
-            return None
-        return masks.starts(self.attention_BS)
-
     def with_sources(self, columns: slice | Tensor) -> slice | Tensor:
-        """These columns and, with shifted logits, the one to the left of each, wanted or not: what
-        runs must not depend on the other rows of a batch.
+        """These columns and, with shifted logits, the left neighbours of all: what runs must not
+        depend on other rows.
         """
         if not self.model.config.logit_shift:
             return columns
@@ -215,16 +196,16 @@ class ModelDenoiser(Denoiser):
     def columns_to_run(
         self, columns: slice | Tensor, outputs: Outputs
     ) -> tuple[slice | Tensor, Tensor]:
-        """The columns to run, and the indices among them of those whose states are needed.
+        """The columns to run, and the indices among them of the states needed.
 
-        Raises:
-            ValueError: for a wanted position outside ``columns``.
+        Raises ValueError for a wanted position outside ``columns``.
         """
+        if isinstance(columns, Tensor):
+            columns = columns.to(outputs.columns_Q.device)
         _check_inside(columns, outputs.at)
         columns = self.with_sources(columns)
         if isinstance(columns, slice):
             return columns, outputs.columns_Q - columns.start
-        columns = columns.to(outputs.columns_Q.device)
         return columns, torch.searchsorted(columns, outputs.columns_Q)
 
     def states(
@@ -235,15 +216,14 @@ class ModelDenoiser(Denoiser):
         store: Any,
         mask: Tensor | EllipsisType | None = ...,
     ) -> Tensor:
-        """Final states (B, Q, D) when some columns run and attend to the keys and values of the
-        store.
+        """Final states (B, Q, D) when some columns run and attend to the store.
 
         Args:
-            ids_BS: token ids of the whole canvas.
-            columns: those that run, the same in every row: a slice or int64 (W,).
-            output_index_Q: indices among them of those whose states are wanted.
+            ids_BS: the whole canvas.
+            columns: the columns that run in every row, a slice or int64 (W,).
+            output_index_Q: indices among them of the wanted states.
             store: a :class:`KeyValueStore`.
-            mask: in place of the canvas's.
+            mask: replaces the canvas's.
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry = self._geometry
@@ -259,35 +239,33 @@ class ModelDenoiser(Denoiser):
         return states_BWD.index_select(1, output_index_Q.to(states_BWD.device))
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits of states."""
+        """Logits."""
         return self.model.lm_head(states)
 
 
 def _check_inside(columns: slice | Tensor, at: Places) -> None:
-    wanted_M = at.flat_M % at.wanted_BS.shape[1]
     block = at.columns
-    if isinstance(columns, slice) and isinstance(block, slice):
-        # the block of a loop: no position is read from the device
-        inside = columns.start <= block.start and block.stop <= columns.stop
-    elif isinstance(columns, slice):
-        inside = bool(((wanted_M >= columns.start) & (wanted_M < columns.stop)).all())
+    if isinstance(columns, slice) and block is not None:
+        # reads no position from the device
+        is_inside = columns.start <= block.start and block.stop <= columns.stop
     else:
-        inside = bool(torch.isin(wanted_M, columns.to(wanted_M.device)).all())
-    if not inside:
+        outside_BS = at.wanted_BS.clone()
+        outside_BS[:, columns] = False
+        is_inside = not bool(outside_BS.any())
+    if not is_inside:
         raise ValueError(
             f"wanted positions must lie in the columns that run, {columns}, but are in "
-            f"{wanted_M.unique().tolist()}"
+            f"{at.wanted_BS.any(0).nonzero()[:, 0].tolist()}"
         )
 
 
 class ModelSession(Session):
-    """A model's denoiser with a memory: the keys and values of every column, as last computed.
-
-    A cache may bring a subclass (`Cache.session`), which writes `evaluate`.
+    """A model's denoiser with the keys and values of every column as last computed; a cache may
+    bring a subclass with its own `evaluate`.
     """
 
     begins_anywhere = False
-    """Whether any evaluation may be the first; else a full one."""
+    """Whether the first evaluation may compute some columns only."""
 
     def __init__(self, denoiser: ModelDenoiser) -> None:
         self.denoiser = denoiser
@@ -298,16 +276,15 @@ class ModelSession(Session):
         """Logits (M, V) at the wanted positions, inside ``columns``.
 
         Args:
-            ids_BS: token ids of the whole canvas.
+            ids_BS: the whole canvas.
             at: the positions.
-            columns: None computes everything. A slice or sorted column numbers, int64 (W,), run
-                these columns alone, the same in every row: they attend to one another as they are
-                now and to all others as remembered. With shifted logits, the column before each of
-                them runs as well.
+            columns: None computes everything. A slice or sorted int64 (W,) runs only these (with
+                shifted logits also the left neighbour of each), which attend to one another as
+                they are now and to all others as remembered.
 
         Raises:
-            ValueError: if the first evaluation, or the first after one that failed, is not full; if
-                the shape of the canvas changed; if a wanted position lies outside ``columns``.
+            ValueError: if nothing of this shape is remembered, or a position lies outside
+                ``columns``.
         """
         filled = self._filled
         self._filled = None
@@ -323,12 +300,12 @@ class ModelSession(Session):
             )
         with torch.inference_mode():
             logits_MV = self.evaluate(ids_BS, at, columns)
-        # Set last: after an interrupted evaluation some layers are newer than others.
+        # set last: an interruption leaves layers of different age
         self._filled = ids_BS.shape
         return logits_MV
 
     def evaluate(self, ids_BS: Tensor, at: Places, columns: Any) -> Tensor:
-        """Logits (M, V); these columns are computed, or all for None."""
+        """Logits (M, V), computing these columns, or all for None."""
         denoiser = self.denoiser
         sinks = denoiser.geometry(ids_BS, at.wanted_BS).sinks
         if self.store is None or (columns is None and self.store.prefix is not sinks):

@@ -1,8 +1,8 @@
 """The masked-token objective: noise, and the loss on it. Equations are those of «One Token Is
 Enough».
 
-`masked_token_loss` is the definition. Training calls ``model(noisy, labels=…, label_weights=…)``
-with weights 1/(t·N), which is the same loss, computed in chunks (`sinklab.core.subject.head`).
+`masked_token_loss` is the definition; training computes the same loss in chunks, by labels with
+weights 1/(t·N) (`sinklab.core.subject.head`).
 """
 
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
@@ -22,19 +22,16 @@ def sample_times(
     sampler: str = "iid",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking
-    probability.
+    """Draw diffusion times t_B in [eps, 1], the masking probability of the linear schedule.
 
     Args:
-        batch: number of times, B ≥ 1.
+        batch: B ≥ 1.
         eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
-        sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do.
-            ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order: the
-            same marginal, less variance of the loss.
-        generator: source of randomness.
+        sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM);
+            ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order, for
+            less variance of the loss.
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Raises ValueError for an argument out of range.
     """
     if not 0 < eps < 1:
         raise ValueError(
@@ -65,16 +62,16 @@ def corrupt(
 
     Args:
         ids_BS: clean token ids, int64.
-        t_B: times in (0, 1], of each row or (B, S) of each token; 1 masks everything.
-        mask_id: id of the mask token.
-        maskable_BS: bool, False where a token must stay (prompt, padding); None allows all.
-        generator: source of randomness on the device of ``ids_BS``.
+        t_B: times in (0, 1], (B,) or (B, S) of each token; 1 masks everything.
+        mask_id: id of [MASK].
+        maskable_BS: False where a token must stay; None allows all.
+        generator: on the device of ``ids_BS``.
 
     Returns:
-        ``noisy_BS`` (int64) and ``masked_BS`` (bool, True where a token was replaced).
+        ``noisy_BS`` and ``masked_BS`` (True where a token was replaced).
 
     Raises:
-        ValueError: if shapes disagree or a time is out of range.
+        ValueError: for shapes that disagree, or a time out of range.
     """
     check_tensor("ids", ids_BS, (None, None))
     t_BS = _by_token(t_B, ids_BS)
@@ -85,7 +82,7 @@ def corrupt(
             f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to "
             f"{t_B.max().item():.3g}"
         )
-    # torch.rand is in [0, 1): t = 1 masks every token for certain
+    # torch.rand is in [0, 1): t = 1 masks every token
     masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(
         ids_BS.device
     )
@@ -95,7 +92,7 @@ def corrupt(
 
 
 def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
-    """Times of each token, (B, S)."""
+    """Times (B, S) of each token."""
     check_tensor(
         "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
     )
@@ -115,24 +112,22 @@ def masked_token_loss(
 ) -> Tensor:
     """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4).
 
-    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its
-    expectation over t and masks bounds the negative log-likelihood per token.
+    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens; its
+    expectation bounds the negative log-likelihood per token.
 
     Args:
-        logits_MV: logits at the masked positions, in row-major order.
+        logits_MV: at the masked positions, in row-major order.
         ids_BS: clean token ids.
-        masked_BS: bool, True where the model saw [MASK].
-        t_B: masking probability of each row, (B,), or of each token, (B, S).
-        maskable_BS: bool, the tokens that could have been masked; None means all.
-        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its
-            own maskable count).
+        masked_BS: True where the model saw [MASK].
+        t_B: masking probability (B,), or (B, S) of each token.
+        maskable_BS: tokens that could have been masked; None means all.
+        reduction: ``"mean"`` (a scalar) or ``"row"`` ((B,), each row by its own N).
 
     Returns:
         float32, or float64 if the logits are.
 
     Raises:
-        ValueError: if shapes disagree, a row (for "mean": every row) has no maskable token, or the
-            reduction is unknown.
+        ValueError: for shapes that disagree, an unknown reduction, or N = 0.
     """
     one_of("reduction", reduction, ("mean", "row"))
     check_tensor(

@@ -1,7 +1,6 @@
-"""A diffusion language model: a decoder of transformers made bidirectional, with an optional sink
-and gate.
+"""A diffusion language model: a decoder of transformers made bidirectional.
 
-Both are added by hooks, so that no model code is copied and the tensors keep their usual names.
+An added sink and a gate are hooks, so that no model code is copied and tensors keep their names.
 """
 
 # B batch, S sequence, N added sinks, D hidden size, V vocabulary, M wanted positions (row-major),
@@ -32,28 +31,28 @@ from sinklab.core.subject.sinks import tensors_of
 def _round_to_bfloat16(
     module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
+    """Hook: round the cosines and sines of a rotary embedding."""
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
 
 
 class Gate(nn.Linear):
     """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq.
-    8–10); ``bias`` is the initial value of b, None leaves it out (Eq. 9).
+    8–10); ``bias`` is the initial b, None leaves it out (Eq. 9).
 
-    Its bound methods are the hooks, so that a copied or pickled model uses the copy's gate.
+    Its hooks are bound methods: a copied model uses the copy's gate.
     """
 
     def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
         super().__init__(hidden_size, width, bias=bias is not None)
         self.bias_start = bias
         self.pending: Tensor | None = None
-        """Factors for the output projection that comes next; None when none are owed."""
+        """Factors for the next output projection."""
 
     def reset_parameters(self) -> None:
-        """Draw no random numbers here: the model does, with its other weights."""
+        """Draw nothing here: the model does, with its other weights."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # factors that an interrupted call left behind belong to its graph and cannot be copied
+        # factors of an interrupted call cannot be copied
         return super().__getstate__() | {"pending": None}
 
     def forward(self, x_BSD: Tensor) -> Tensor:
@@ -61,11 +60,11 @@ class Gate(nn.Linear):
         return torch.sigmoid(super().forward(x_BSD))
 
     def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Compute the factors from the input of attention, before it runs."""
+        """Compute the factors from the input of attention."""
         self.pending = self(kwargs["hidden_states"])
 
     def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Apply the factors once, before the output projection."""
+        """Apply the factors once."""
         if self.pending is None:
             return None
         factors = self.pending
@@ -73,7 +72,7 @@ class Gate(nn.Linear):
         return (args[0] * factors, *args[1:])
 
     def attach(self, attention: Any) -> None:
-        """Multiply the input of ``attention.o_proj`` by the gate of the input of ``attention``."""
+        """Add the hooks to an attention and its ``o_proj``."""
         attention.register_forward_pre_hook(self.remember, with_kwargs=True)
         attention.o_proj.register_forward_pre_hook(self.multiply)
 
@@ -81,9 +80,7 @@ class Gate(nn.Linear):
 class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    The sink adds the tensors of its kind (``sink_embeddings`` (N, D) of a token) and enters every
-    layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6; the gate adds
-    ``gates.i``.
+    A sink enters every layer as a key/value prefix, which equals the masked (L + N)² form of Eq. 6.
     """
 
     config_class = DiffusionLMConfig
@@ -94,15 +91,8 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     _supports_flash_attn = True
     sink_form = "auto"
     """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
-    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
+    the text), or ``auto``: the second on CUDA.
     """
-    _no_split_modules = [  # noqa: RUF012
-        "LlamaDecoderLayer",
-        "Qwen2DecoderLayer",
-        "Qwen3DecoderLayer",
-        "Qwen3MoeDecoderLayer",
-        "Glm4MoeDecoderLayer",
-    ]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
@@ -137,7 +127,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.backbone.initializer_range
-        # transformers.initialization skips tensors that a checkpoint has already filled
+        # skips tensors that a checkpoint has filled
         from transformers import initialization as init
 
         if isinstance(module, nn.Linear):
@@ -153,14 +143,9 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
-        """A DLM that starts from the weights of an autoregressive model.
+        """A DLM with the weights of an autoregressive model; ``settings`` are fields of the config.
 
-        Args:
-            causal_lm: the model.
-            settings: fields of the config.
-
-        Raises:
-            ValueError: if the model is not of a supported type.
+        Raises ValueError for a model of another type.
         """
         fields = {**causal_lm.config.to_dict(), "dtype": causal_lm.dtype}
         # not .to(dtype): that would round the rotary frequencies too
@@ -178,10 +163,9 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **settings: Any
     ) -> nn.Embedding:
-        """Change the size of the vocabulary; arguments as in transformers.
+        """Change the size of the vocabulary, as in transformers.
 
-        Raises:
-            ValueError: if [MASK] would be cut off, or the head has fewer rows than the embedding.
+        Raises ValueError if [MASK] would be cut off, or the head is smaller than the embedding.
         """
         rows = self.config.output_vocab_size
         mask_id = self.config.mask_token_id
@@ -199,7 +183,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         size = embedding.num_embeddings
         with torch.device("meta"):
             head = Head(self.config.backbone.hidden_size, size, size)
-        # transformers makes a plain Linear; its weight may be tied
+        # transformers made a plain Linear; its weight may be tied
         head.weight = self.lm_head.weight
         self.lm_head = head.train(self.training)
         self.model.vocab_size = size
@@ -210,11 +194,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
-        """What every way to turn checkpointing on calls.
-
-        Raises:
-            ValueError: for reentrant checkpointing, which loses the gradient of the sink.
-        """
+        """Raises ValueError for reentrant checkpointing, which loses the gradient of the sink."""
         if enable and stated(gradient_checkpointing_func, "keywords", {}).get(
             "use_reentrant", True
         ):
@@ -225,7 +205,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of these lengths; None without a sink."""
+        """The sinks for texts of these lengths, or None."""
         sink = self.config.sink
         if sink is None:
             return None
@@ -240,7 +220,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         visible: Tensor | None = None,
         clean: Tensor | None = None,
     ) -> Tensor:
-        """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
+        """Final normed states (B, S, D); arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(
                 f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}"
@@ -281,13 +261,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         *,
         is_causal: bool = False,
     ) -> Tensor:
-        """Final normed states (B, S, D) of the backbone, from embeddings of the columns that run.
-
-        Args:
-            mask: from `attention_mask`.
-            position_ids_BS: of these columns, (1 or B, S).
-            sinks: a :class:`SinkPrefix`, or a memory of all columns that stands for one.
-        """
+        """Final normed states (B, S, D) of the columns that run; ``sinks`` is a prefix or store."""
         return self.model(
             inputs_embeds=embeds_BSD,
             attention_mask=mask,
@@ -328,31 +302,28 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         """Logits for the token at each position, or with ``labels`` the training loss.
 
         Args:
-            input_ids: token ids (B, S), with [MASK] at every position to be predicted.
-            attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: bool (B, S), the positions with logits; or int64 (M,), their numbers in
-                the flattened batch, ascending, which need not be read from the device.
-            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls.
-            causal: each position sees the sinks and the positions to its left only.
-            visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both
-                counted over the text alone; every query sees the sinks. Padding, ``causal``, blocks
-                and ``config.attention`` block more. Positions do not change.
-            clean: with attention in blocks, the same text without noise (B, S): each block then
-                sees its own noisy tokens and the clean ones of the blocks before it (BD3-LM,
-                2503.09573). Without it, it sees those blocks as they stand in ``input_ids``.
+            input_ids: token ids (B, S), with [MASK] where to predict.
+            attention_mask: 1 for text, 0 for padding (B, S), on either side; None for no padding.
+            logits_to_keep: the positions with logits, bool (B, S), or int64 (M,), their ascending
+                indices in the flattened batch.
+            sink_prefix: from :meth:`sink_prefix`, to compute it once.
+            causal: each position sees only the sinks and the positions to its left.
+            visible: bool (S, S) or (B, S, S), True where the query (row) of the text may see the
+                key, unless something else blocks it.
+            clean: with attention in blocks, the text without noise (B, S), in which each block sees
+                those before it; None shows them as in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
-            label_weights: float (B, S), weight of each position of the loss; None for 1.
+            label_weights: float (B, S); None for 1.
             head_chunk: positions per chunk of logits.
-            liger: whether the loss is Liger's fused kernel; None if it is installed and fits.
+            liger: whether the loss is Liger's kernel; None if it is installed and fits.
 
         Returns:
-            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of
-                ``logits_to_keep``. With labels: ``loss`` Σ weight · cross-entropy in nats (float32,
-                or float64 if the model is), and no logits.
+            an output with ``logits`` (B, S, V) or (M, V); with labels only the ``loss``,
+                Σ weight · cross-entropy in nats, in at least float32.
 
         Raises:
-            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label,
-                or an absent Liger.
+            ValueError: for wrong shapes or labels, a row of padding, too long a text, or an absent
+                Liger.
         """
         targets = None
         if labels is not None or label_weights is not None:
@@ -385,9 +356,8 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     ) -> ModelDenoiser:
         """This model as a denoiser for canvases with this padding.
 
-        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a faster subclass may
-        take its place. Make a new one after the weights change: everything that does not depend on
-        the text is computed once.
+        With ``plain=True`` it is :meth:`forward`, bit for bit; else it may be a faster subclass.
+        Make a new one after the weights change: sinks and mask are computed once.
         """
         fast = None
         if not plain:

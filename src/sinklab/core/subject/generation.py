@@ -44,29 +44,23 @@ class GenerateByDenoising(DenoisingModel):
     ) -> Tensor:
         """Write text by denoising.
 
-        With ``max_new_tokens`` that many [MASK] tokens follow each prompt; without it, the masks
-        inside ``input_ids`` are filled (infilling).
-
         Args:
-            input_ids: prompts (B, P), padded on the left if lengths differ; a list or a single row
-                (P,) will do.
+            input_ids: prompts (B, P), padded on the left, or one (P,).
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
-            max_new_tokens: length of the completion.
-            rule: which proposals to commit first; ``low_confidence`` by default.
-            schedule: how many of them at each evaluation; ``even`` by default.
-            cache: memory between evaluations; by default one that changes no result.
-            settings: all options in one record; those given by keyword replace its fields.
+            max_new_tokens: length of the completion; None fills the masks inside ``input_ids``.
+            rule: which proposals to commit first, by default ``low_confidence``.
+            schedule: how many at each evaluation, by default ``even``.
+            cache: memory between evaluations, by default one that changes no result.
+            settings: all options in one record; keywords replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts (batch of one).
-            options: fields of `DecodingSettings`: ``steps``,
-                ``block_length``, ``temperature``, ``seed`` and the others.
+            options: other fields of `DecodingSettings`, such as ``steps`` or ``seed``.
 
         Returns:
-            token ids (B, P + max_new_tokens), or (B, P) when infilling. A masked language
-            model ends its text with its [SEP].
+            token ids (B, P + max_new_tokens), or (B, P) when infilling; a masked language model
+                ends them with its [SEP].
 
         Raises:
-            ValueError: for a model without mask token, ids outside its vocabulary, and settings
-                that make no sense.
+            ValueError: for a model without mask token, unknown ids and wrong settings.
             TypeError: for an option that does not exist.
         """
         mask_id = self.config.mask_token_id
@@ -75,8 +69,7 @@ class GenerateByDenoising(DenoisingModel):
                 "this model has no mask token, so it cannot denoise; set config.mask_token_id"
             )
         settings = _with_options(settings or DecodingSettings(), options)
-        # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor
-        # again.
+        # saves a sixth of the loop's own time; the copy is an ordinary tensor again
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
             real_BP = None
@@ -109,16 +102,10 @@ class GenerateByDenoising(DenoisingModel):
         schedule: Schedule | str | None = None,
         cache: Cache | str | None = None,
     ) -> Iterator[Step]:
-        """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one
-        holds the result.
+        """The steps of :meth:`generate` over a canvas, one evaluation each; the last one holds the
+        result. ``rule``, ``schedule`` and ``cache`` replace those of ``settings``.
 
-        Args:
-            canvas: the given tokens and the positions to be written.
-            settings: all options in one record.
-            rule, schedule, cache: in place of those that ``settings`` name.
-
-        Raises:
-            ValueError: for ids outside the vocabulary, and for settings that make no sense.
+        Raises ValueError for ids outside the vocabulary, and for wrong settings.
         """
         config = self.config
         ids_BS = canvas.ids_BS
@@ -151,7 +138,7 @@ _INSTEAD = {
     "eos_token_id": "give stop_ids, or stop_at_eos=True for the model's own.",
     "use_cache": "give the name of a cache; without it everything is computed afresh.",
 }
-"""Advice in place of options of transformers' `generate` that have no meaning here."""
+"""Advice for options of transformers' `generate` that mean nothing here."""
 
 
 def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> DecodingSettings:
@@ -163,7 +150,7 @@ def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> Decodi
 
 
 def _first_text(ids_BP: Tensor, real_BP: Tensor | None) -> list[int]:
-    """The ids of the first row without its padding; the canvas refuses what is no batch."""
+    """The ids of the first row without its padding."""
     ids = ids_BP[:1].flatten().tolist()
     if real_BP is None:
         return ids

@@ -1,7 +1,7 @@
 """The LM head, its logits and its loss.
 
-All logits of a batch are the greatest tensor of training, so the loss makes them a chunk at a time,
-and again in the backward pass.
+All logits of a batch are the largest tensor of training, so the loss makes them in chunks, and
+again in the backward pass.
 """
 
 # B batch, S sequence, M positions (any leading axes; of the loss: row-major), C positions of a
@@ -25,11 +25,8 @@ IGNORE_INDEX = -100
 
 
 class Head(nn.Linear):
-    """Logits for ``vocab_size`` ids from ``rows`` rows; ids without a row get the lowest finite
-    logit.
-
-    SMDM's head has no row for [MASK]. The value is finite, because differences of two such logits
-    (classifier-free guidance) must not be NaN.
+    """Logits for ``vocab_size`` ids from ``rows`` rows; ids without a row (SMDM's [MASK]) get the
+    lowest finite logit, as guidance subtracts logits, which must not give NaN.
     """
 
     def __init__(self, hidden_size: int, rows: int, vocab_size: int) -> None:
@@ -44,14 +41,11 @@ class Head(nn.Linear):
         chunk: int = 4096,
         liger: bool | None = None,
     ) -> Tensor:
-        """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk``
-        positions at a time.
+        """Logits (…, V), or with labels their loss, ``chunk`` positions at a time.
 
-        The loss is computed in here, so that wrappers that gather the weight for a call of this
-        module (FSDP) do so.
+        The loss is computed here because FSDP gathers the weight for this call.
 
-        Raises:
-            ValueError: if a label is no row of the head, or Liger is required but cannot run.
+        Raises ValueError if a label is no row of the head, or a required Liger cannot run.
         """
         if labels_M is not None and weights_M is not None:
             self._check(labels_M)
@@ -84,13 +78,13 @@ class LossTargets:
     """The positions of a batch that are in the loss."""
 
     positions_M: Tensor
-    """Their numbers in the flattened batch."""
+    """Their indices in the flattened batch."""
     labels_M: Tensor
     weights_M: Tensor
 
     @classmethod
     def of(cls, input_ids: Tensor, labels: Tensor | None, weights: Tensor | None) -> LossTargets:
-        """From labels and weights (B, S). Raises ValueError if shapes or types disagree."""
+        """From labels and weights (B, S). Raises ValueError for wrong shapes or types."""
         if labels is None:
             raise ValueError(
                 "label_weights are weights of labels, but labels are missing; pass both"
@@ -105,10 +99,9 @@ class LossTargets:
         return cls(positions_M, labels.flatten()[positions_M], weights.flatten()[positions_M])
 
     def loss(self, head: Any, states_BSD: Tensor, chunk: int, liger: bool | None) -> Tensor:
-        """Σ weight · cross-entropy, from the states that predict each position (a scalar).
+        """Σ weight · cross-entropy (a scalar), from the states that predict each position.
 
-        Raises:
-            ValueError: as :meth:`Head.forward` does, and if Liger is required with another head.
+        Raises ValueError as :meth:`Head.forward` does, or if Liger is required with another head.
         """
         check_count("head_chunk", chunk, "it counts positions")
         states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)
@@ -130,9 +123,7 @@ def recomputed_loss(
     weights_M: Tensor,
     chunk: int,
 ) -> Tensor:
-    """Σ weight · cross-entropy of these logits, ``chunk`` positions at a time: the backward pass
-    makes them again.
-    """
+    """Σ weight · cross-entropy; the backward pass makes each chunk of logits again."""
     parts = zip(*(part.split(chunk) for part in (states_MD, labels_M, weights_M)), strict=True)
     return torch.stack(
         [checkpoint(_summed, logits, *part, use_reentrant=False) for part in parts]

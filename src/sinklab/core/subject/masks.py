@@ -1,7 +1,7 @@
 """Positions and attention masks of a canvas.
 
-A full pass without padding has no mask at all, so that the fastest kernels may run; everything else
-is one boolean mask in which every query sees the added sinks.
+A full pass without padding has no mask at all, so that the fastest kernels run; everything else is
+one boolean mask in which every query sees the added sinks.
 """
 
 # B batch, S canvas, W columns that run, Q queries, N added sinks, J keys = N + S
@@ -21,13 +21,13 @@ from sinklab.core.subject.prefix import SinkPrefix
 
 @dataclass(frozen=True, eq=False)
 class CanvasGeometry:
-    """Everything that depends on the shape of the canvas and its padding alone."""
+    """Everything that depends only on the shape of the canvas and its padding."""
 
     shape: tuple[int, ...]
     backend: str
     position_ids_BS: Tensor
     mask: Tensor | None
-    """Mask as the decoder takes it; None when nothing is blocked."""
+    """For the decoder; None when nothing is blocked."""
     sinks: SinkPrefix | None
 
     @classmethod
@@ -43,14 +43,13 @@ class CanvasGeometry:
         visible: Tensor | None = None,
         is_doubled: bool = False,
     ) -> CanvasGeometry:
-        """Computed for a model and texts of this shape (B, S) and padding.
+        """For texts of this shape (B, S) and :func:`real_positions`.
 
         Args:
-            real_BS: from :func:`real_positions`.
             like: a tensor of the dtype and device of the states.
-            sinks: those of the model if they are known.
+            sinks: the model's prefix, if it is known.
             causal, visible: as in :meth:`DiffusionLM.forward`.
-            is_doubled: the clean text follows the noisy one, which has this shape and padding.
+            is_doubled: whether a clean text of the same shape follows this one.
         """
         config = model.config
         length = shape[1]
@@ -88,11 +87,10 @@ class CanvasGeometry:
         return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
 
     def rows(self, columns: slice | Tensor) -> Tensor | None:
-        """The mask of the queries in these columns."""
+        """The mask of these queries."""
         mask = self.mask
         if mask is None or mask.shape[2] == 1:
             return mask
-        # the columns before the heads: those of each row may be its own
         return take(mask.transpose(1, 2), columns).transpose(1, 2)
 
 
@@ -106,8 +104,7 @@ def take(values: Tensor, columns: slice | Tensor) -> Tensor:
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     """Positions of text, bool (B, S), or None without any padding.
 
-    Raises:
-        ValueError: if shapes disagree, or a row is all padding.
+    Raises ValueError if shapes disagree, or a row is all padding.
     """
     if attention_mask is None:
         return None
@@ -129,16 +126,14 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
 
 
 def starts(real_BS: Tensor) -> Tensor:
-    """Positions of text right after padding, bool (B, S): with shifted logits they predict
-    themselves.
-    """
+    """Positions of text, bool (B, S), right after padding."""
     return real_BS.bool() & ~F.pad(real_BS.bool()[:, :-1], (1, 0), value=True)
 
 
 def position_ids(
     real_BS: Tensor | None, length: int, *, start: int, device: torch.device
 ) -> Tensor:
-    """Positions of the text (1 or B, S), from ``start`` on; padding takes none."""
+    """Positions (1 or B, S) from ``start`` on; padding takes none."""
     if real_BS is None:
         return torch.arange(length, device=device)[None] + start
     return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
@@ -147,18 +142,15 @@ def position_ids(
 def blocks(
     config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None
 ) -> Tensor:
-    """Number of the attention block of each column, int64 (1 or B, S), for a config with a
-    ``block_length``; ``size`` takes its place.
-    """
+    """Index of the block of each column (1 or B, S); ``size`` replaces ``block_length``."""
     if config.blocks_from == "column":
         real_BS = None
     return position_ids(real_BS, length, start=0, device=device) // (size or config.block_length)
 
 
 def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
-    """Block-causal visibility, bool (B, query, key): the own block and those before it.
-
-    With ``current_B``, the block that is being written, those before it attend causally.
+    """Block-causal visibility, bool (B, query, key): the own block and those before it. Blocks
+    before ``current_B``, the one being written, attend causally.
     """
     seen_BQJ = block_BS[:, None] <= block_BS[:, :, None]
     if current_B is None:
@@ -171,9 +163,7 @@ def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
 def whole_text(
     attention: str, real_BS: Tensor | None, length: int, device: torch.device
 ) -> Tensor | None:
-    """Keys that each query sees by a config's ``attention``, bool (1 or B, query, key); None if it
-    is full.
-    """
+    """Visibility by a config's ``attention``, bool (1 or B, query, key); None if it is full."""
     if attention == "full":
         return None
     place_BS = position_ids(real_BS, length, start=0, device=device)
@@ -183,8 +173,8 @@ def whole_text(
 
 
 def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
-    """Visibility if the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq.
-    9–12): a clean token sees the clean ones to the end of its block, or with ``causal`` to itself.
+    """Visibility, bool (B, 2S, 2S), if the clean text follows the noisy one (BD3-LM, 2503.09573,
+    Eq. 9–12); with ``causal`` a clean token sees its own block only up to itself.
     """
     query_BS1 = block_BS[:, :, None]
     key_B1S = block_BS[:, None]
@@ -206,22 +196,21 @@ def attention_mask(
     visible: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor | None:
-    """Mask of shape (B or 1, 1, 1 or Q, J) for this attention backend, boolean or (eager) additive.
-
-    None when nothing is blocked, or the kernel's own causal flag is enough.
+    """Mask (B or 1, 1, 1 or Q, J) for this attention backend, boolean or (eager) additive; None
+    when nothing is blocked, or the kernel's causal flag is enough.
 
     Args:
-        real_BS: from :func:`real_positions`; all True makes a mask even if nothing is blocked.
+        real_BS: all True makes a mask even if nothing is blocked.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
         backend: ``attn_implementation``.
         like: a tensor of the dtype and device of the states.
-        visible: what the caller lets a query of the text see, bool (S, S) or (B, S, S).
-        seen: what the model does, bool (1 or B, S, S).
+        visible: the caller's visibility, bool (S, S) or (B, S, S).
+        seen: the model's own, bool (1 or B, S, S).
 
     Raises:
-        ValueError: if this backend cannot take such a mask, or ``visible`` is none.
+        ValueError: for a backend that cannot take the mask, or a wrong ``visible``.
     """
     is_added = backend == "eager"
     is_open = real_BS is None and visible is None and seen is None

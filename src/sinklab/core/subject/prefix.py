@@ -1,8 +1,7 @@
 """Sinks as a key/value prefix.
 
 A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it
-is run alone, as a sequence of length 1, and its keys and values stand before those of the text. No
-mask has to isolate it.
+is run alone, without a mask, and its keys and values are put in front of those of the text.
 """
 
 # B batch, S text, N added sinks, K key/value heads, J keys = N + S, D head dim or hidden size,
@@ -24,8 +23,8 @@ from sinklab.core.compat import stated
 
 @dataclass(frozen=True)
 class SinkPrefix:
-    """Keys and values of the sinks, one tensor a layer, (1 or B, K, N, D), with rotary positions
-    applied; an attention layer takes it in place of a key/value cache.
+    """Keys, rotated, and values of the sinks, one tensor a layer, (1 or B, K, N, D); an attention
+    layer takes it as its key/value cache.
     """
 
     keys: tuple[Tensor, ...]
@@ -39,14 +38,14 @@ class SinkPrefix:
     def update(
         self, k_BKSD: Tensor, v_BKSD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Put the sinks in front of this layer's keys and values, on its device and of its type."""
+        """Put the sinks in front of this layer's keys and values."""
         sink_k = self.keys[layer_idx].to(k_BKSD).expand(len(k_BKSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BKSD).expand(len(v_BKSD), -1, -1, -1)
         return torch.cat([sink_k, k_BKSD], dim=2), torch.cat([sink_v, v_BKSD], dim=2)
 
 
 class _PassCache:
-    """A cache that keeps everything that one pass of isolated sinks puts into it."""
+    """A cache that keeps the keys and values of one pass of isolated sinks."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -63,7 +62,7 @@ class _PassCache:
 
 @contextmanager
 def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """Run no layer again in the backward pass, where an intervention would take sinks for text."""
+    """Replay no layer in backward, where an intervention would take sinks for text."""
     flags = [stated(layer, "gradient_checkpointing", False) for layer in decoder.layers]
     for layer in decoder.layers:
         layer.gradient_checkpointing = False
@@ -75,7 +74,7 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
-    """Position of each sink token, (1 or B, N), for texts of these lengths (Eq. 5, 7)."""
+    """Position of each sink, (1 or B, N), for texts of these lengths (Eq. 5, 7)."""
     number_N = torch.arange(config.sink_count, device=device)
     if config.sink_side == "front":
         return number_N[None]
@@ -90,21 +89,14 @@ def run_alone(
     positions_UN: Tensor,
     values: Callable[[Tensor], Tensor],
 ) -> SinkPrefix:
-    """Run sink tokens, each as a sequence of length 1, and keep their keys and values.
+    """A prefix of U rows, from sinks run as sequences of length 1; gradients flow through it.
 
-    Args:
-        decoder: the backbone without its head.
-        sinks_ND: their embeddings.
-        positions_UN: their positions, for U different rows.
-        values: changes the value states of a layer, (U·N, K, 1, D).
-
-    Returns:
-        a prefix with U rows. Gradients flow through it.
+    ``values`` changes the value states of a layer, (U·N, K, 1, D).
     """
     rows, count = positions_UN.shape
     cache = _PassCache(values)
     with unobserved(), _no_checkpointing(decoder):
-        # .forward: a compiled decoder would trace the cache
+        # not decoder(…): compiled, it would trace the cache
         decoder.forward(
             inputs_embeds=sinks_ND.repeat(rows, 1)[:, None],
             position_ids=positions_UN.reshape(-1, 1),
@@ -120,21 +112,11 @@ def run_alone(
     return SinkPrefix(tuple(map(rowwise, cache.keys)), tuple(map(rowwise, cache.values)))
 
 
-def per_layer(keys_LNKD: Tensor, values_LNKD: Tensor) -> SinkPrefix:
-    """Given keys and values of each layer as a prefix of one row, without rotary positions."""
-    keys, values = (
-        tuple(row_NKD.transpose(0, 1)[None] for row_NKD in states_LNKD)
-        for states_LNKD in (keys_LNKD, values_LNKD)
-    )
-    return SinkPrefix(keys, values)
-
-
 def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The hook before every attention layer, which gives it the ``sink_prefix`` as its cache.
 
-    That travels as a plain keyword because transformers drops ``past_key_values`` under gradient
-    checkpointing, with no more than a warning. ``without_mask`` says that nothing is blocked: when
-    compiled, transformers < 5.23 builds a mask that ignores the sinks.
+    transformers would drop ``past_key_values`` under gradient checkpointing. ``without_mask``
+    removes a mask without sinks, built by transformers < 5.23 when compiled.
     """
     if kwargs.pop("without_mask", False):
         kwargs["attention_mask"] = None
@@ -145,9 +127,8 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
 
 
 class KeyValueStore:
-    """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
-
-    An attention layer takes it as its key/value cache (a ``sink_prefix`` that also remembers).
+    """A ``sink_prefix`` that remembers: a buffer of keys and one of values for each layer, the
+    sinks in front.
     """
 
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
@@ -156,41 +137,30 @@ class KeyValueStore:
         if prefix is not None:
             self.sinks = prefix.count
         self.columns: slice | Tensor | None = None
-        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a
-        slice or int64 (W,)."""
+        """Columns that the next :meth:`update` of each layer brings; None for all."""
         self.graphs: dict[Any, Any] = {}
-        """Recordings by a fast decoder of evaluations into these buffers, by their shapes."""
+        """A fast decoder's recordings of evaluations into these buffers, by shape."""
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
     def update(
         self, k_BKWD: Tensor, v_BKWD: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Write these columns in place and return the keys and values of all columns, (B, K, J,
-        D).
-        """
+        """Write these columns; returns the keys and values of all, (B, K, J, D)."""
         sink_k = sink_v = None
         if self.prefix is not None:
             sink_k = self.prefix.keys[layer_idx]
             sink_v = self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self.write(self._keys[layer_idx], k_BKWD, sink_k)
-        self._values[layer_idx] = self.write(self._values[layer_idx], v_BKWD, sink_v)
-        return self.held(layer_idx)
-
-    def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they are now. Raises ValueError if there are none."""
-        keys = self._keys[layer]
-        values = self._values[layer]
-        if keys is None or values is None:
-            raise ValueError(
-                f"a full evaluation fills the keys and values of layer {layer}, but none was made"
-            )
+        keys = self.write(self._keys[layer_idx], k_BKWD, sink_k)
+        values = self.write(self._values[layer_idx], v_BKWD, sink_v)
+        self._keys[layer_idx] = keys
+        self._values[layer_idx] = values
         return keys, values
 
     def empty(self, length: int, like_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
-        """A buffer for so many columns, with the sinks in front and zeros elsewhere."""
+        """A buffer with the sinks in front and zeros elsewhere."""
         batch, heads, _, width = like_BKWD.shape
-        # zeros: a mask blocks entries that no evaluation has filled, but not NaN
+        # zeros, as a mask blocks unfilled entries unless they are NaN
         new = like_BKWD.new_zeros(batch, heads, self.sinks + length, width)
         self.graphs.clear()
         if sink_BKND is not None:
@@ -198,7 +168,7 @@ class KeyValueStore:
         return new
 
     def write(self, known: Tensor | None, new_BKWD: Tensor, sink_BKND: Tensor | None) -> Tensor:
-        """The buffer, if there is one that fits, with these columns in it."""
+        """The buffer, or a new one if it does not fit, with these columns in it."""
         columns = self.columns
         sinks = self.sinks
         if columns is None:
@@ -207,10 +177,7 @@ class KeyValueStore:
                 known = self.empty(length, new_BKWD, sink_BKND)
             known[:, :, sinks:] = new_BKWD
             return known
-        if known is None:
-            raise ValueError(
-                "columns can be recomputed only after a full evaluation has filled the others"
-            )
+        assert known is not None, "a full evaluation comes first"
         if isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BKWD)
         else:

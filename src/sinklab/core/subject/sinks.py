@@ -1,6 +1,6 @@
 """Kinds of added sink: the token of «One Token Is Enough», and others to compare it with.
 
-Nothing here imports torch: reports and help ask for labels alone.
+Nothing here imports torch, as reports and help need only labels.
 """
 
 # B batch, N sinks, K key/value heads, D head dim or hidden size
@@ -21,13 +21,11 @@ SIDES = ("front", "end")
 
 @dataclass(frozen=True)
 class Sink:
-    """A kind of added sink: its parameters, and the keys and values that every query of the text
-    sees besides the text.
+    """A kind of added sink: its parameters, and keys and values that every query sees.
 
-    A subclass under a name (``@sinks.register("token")``) is a ``sink_kind`` of a model's config.
-    With a position it is a token: :meth:`embeddings` run through the layers, each seeing itself
-    alone (Eq. 5–6), and :meth:`values` may change their values. Without one it gives
-    :meth:`prefix`. A frozen dataclass has its fields as options: ``sink_kind="name:field=value"``.
+    A registered subclass is a ``sink_kind`` of a config, with its fields as options:
+    ``sink_kind="name:field=value"``. With a position it is a token, run through the layers alone
+    (Eq. 5–6); without one it overrides :meth:`prefix`.
     """
 
     label: ClassVar[str | None] = None
@@ -35,42 +33,41 @@ class Sink:
     tensors: ClassVar[tuple[str, ...]] = ("sink_embeddings",)
     """Names of the model's parameters that are the sink."""
     positions = 1
-    """Positions of the context that each sink takes: 1 for a token, 0 for keys without one."""
+    """Positions that each sink takes: 1 for a token, or 0."""
     weight_decay = False
-    """Whether AdamW's weight decay applies to its parameters."""
+    """Whether weight decay applies to its parameters."""
     needs_mask = False
     """Whether attention gets a mask even where nothing is blocked."""
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Sides on which it can stand: in front of the text (Eq. 5) or after it (Eq. 7)."""
+        """Sides allowed: in front of the text (Eq. 5), after it (Eq. 7)."""
         if not self.positions:
             return SIDES[:1]
         return SIDES
 
     def shape(self, config: Any, name: str) -> tuple[int, ...]:
-        """Shape of the parameter of this name; (N, D) by default."""
+        """Shape of this parameter."""
         return (config.sink_count, config.backbone.hidden_size)
 
     def initialize(self, name: str, tensor: Tensor, std: float) -> None:
-        """Fill a new parameter in place; by default from N(0, std²), as the backbone's weights."""
+        """Fill a new parameter in place, by default from N(0, std²)."""
         tensor.normal_(std=std)
 
     def attach(self, decoder: Any) -> None:
-        """Add hooks to a new decoder, after those that give each layer the sinks."""
+        """Add hooks to a new decoder."""
 
     def embeddings(self, model: Any) -> Tensor:
-        """The sinks (N, D) as the first layer gets them; the parameter itself by default."""
+        """Input (N, D) of the first layer."""
         return model.sink_embeddings
 
     def values(self, v_BKND: Tensor) -> Tensor:
-        """A layer's value states of the sinks, as they are to be used there."""
+        """Value states of a layer, changed."""
         return v_BKND
 
     def prefix(self, model: Any, length: int, lengths_B: Tensor | None = None) -> SinkPrefix:
-        """Keys and values of every layer, for texts of this length, or of these if rows differ.
-
-        Gradients flow through it. By default the embeddings are run through the layers.
+        """Keys and values of every layer, for texts of this length, or of these if rows differ;
+        gradients flow through them.
         """
         from sinklab.core.subject.prefix import positions, run_alone
 
@@ -80,11 +77,7 @@ class Sink:
 
 
 def sink_of(config: Any) -> Sink | None:
-    """The added sink that a model's config names; None for any model without one.
-
-    Raises:
-        ValueError: for a kind that is not registered here.
-    """
+    """The added sink that a config names, or None. Raises ValueError for an unknown kind."""
     kind = getattr(config, "sink_kind", "none")
     if kind == "none":
         return None
@@ -92,7 +85,7 @@ def sink_of(config: Any) -> Sink | None:
 
 
 def tensors_of(config: Any) -> tuple[str, ...]:
-    """Names of the model's parameters that are its sink."""
+    """Names of the parameters of a model's sink."""
     sink = sink_of(config)
     if sink is None:
         return ()
@@ -101,14 +94,14 @@ def tensors_of(config: Any) -> tuple[str, ...]:
 
 @sinks.register("token")
 class TokenSink(Sink):
-    """A learned embedding, run through the layers, that sees itself alone (Eq. 5–6)."""
+    """A learned embedding that sees only itself (Eq. 5–6)."""
 
     label = ""
 
 
 @sinks.register("zero")
 class ZeroValueSink(Sink):
-    """A learned embedding, run through the layers, with value states of zero in each (Table 5)."""
+    """A learned embedding whose value states are zero in each layer (Table 5)."""
 
     label = "zero-value"
 
