@@ -1,14 +1,14 @@
 """`Recording`: what `trace` has recorded, read by statistic and step.
 
-It is made of one `ForwardRecord` a forward, whose tensors stay on the device while layers run. They
-are stacked and copied to the host when it ends, and nothing waits for the copy until the next
-forward has ended too, or somebody reads: a trace need not make a GPU wait.
+It holds one `ForwardRecord` a step. Its tensors stay on the device while layers run, and are
+stacked and copied to the host when the forward ends. Nothing waits for the copy until the next one
+has ended too, or somebody reads, so that a trace need not make a GPU wait.
 """
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -47,31 +47,31 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
 
 @dataclass
 class ForwardRecord:
-    """One forward pass: a tensor per statistic and layer while it runs, then one per statistic."""
+    """One forward pass: its layers while it runs, then one tensor per statistic."""
 
     number: int
     """Number of its step."""
     is_first: bool
     """Whether it is the first forward of the step."""
     is_recorded: bool
-    paths: list[str] = field(default_factory=list)
-    """Paths of all attention layers that ran, in their order."""
-    indices: list[int] = field(default_factory=list)
-    """Indices of the measured ones."""
-    parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    """Per statistic its tensors of the measured layers."""
-    visible: list[Tensor] = field(default_factory=list)
-    """Number of queries that may see each key, (B, S), of the measured layers."""
+    step: object
+    """Argument of `mark`; the number without marks."""
+    forwards: int = 1
+    """Number of forwards of the step."""
+    layers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Measured layers by path, in their order: while it runs, their statistics and "visible"
+    (B, S), the number of queries that may see each key.
+    """
     places: dict[str, Tensor] = field(default_factory=dict)
     """"columns" (Q,): canvas positions of the queries; with a canvas "query_state" (B, Q) and
     "state" (B, P), of all its positions.
     """
     memory: dict[str, Any] = field(default_factory=dict)
     """What statistics of hidden states keep from layer to layer."""
-    maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
-    """By key as it was given, and index of the layer."""
+    maps: dict[tuple[MapKey, str], Tensor] = field(default_factory=dict)
+    """By key as it was given, and path of the layer."""
     values: dict[str, Tensor] = field(default_factory=dict)
-    """What is left at the end: the statistics, "visible" (B, L, S), and the places."""
+    """Filled at the end: the statistics, "visible" (B, L, S), and the places."""
     prefix: int = 0
     copied: torch.cuda.Event | None = None
     """Behind the copies to the host; None once they are there."""
@@ -80,23 +80,23 @@ class ForwardRecord:
         self.settle()
         return vars(self)
 
-    def close(self, axes: dict[str, int], measured: list[int]) -> None:
-        """Stack the layers with these indices along the axis of each statistic, on the host.
+    def close(self, axes: dict[str, int], chosen: Container[str]) -> None:
+        """Stack the chosen layers along the axis of each statistic, on the host.
 
         Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
         """
-        rows = [row for row, index in enumerate(self.indices) if index in measured]
-        self.indices = measured
-        if rows:
-            device = self.visible[0].device
-            for name, parts in {**self.parts, "visible": self.visible}.items():
-                there = [parts[row].to(device, torch.float32) for row in rows]
+        self.layers = {layer: parts for layer, parts in self.layers.items() if layer in chosen}
+        measured = [*self.layers.values()]
+        if measured:
+            device = measured[0]["visible"].device
+            for name in measured[0]:
+                there = [parts[name].to(device, torch.float32) for parts in measured]
                 self.values[name] = to_host(padded_stack(there, axes.get(name, 1)))
             for name, place in self.places.items():
                 self.values[name] = to_host(place.to(device, copy=True))
             if device.type == "cuda":
                 self.copied = torch.cuda.current_stream(device).record_event()
-        for done in (self.parts, self.visible, self.places, self.memory):
+        for done in (*measured, self.places, self.memory):
             done.clear()
 
     def settle(self) -> None:
@@ -131,7 +131,7 @@ class Recording:
     @property
     def layers(self) -> list[str]:
         """Module paths of the recorded layers in the order they ran; `path#2` ran again."""
-        return [self._recorder.scope.known[index] for index in self.layer_indices]
+        return list(self._recorder.scope.chosen_layers())
 
     @property
     def cross_attention(self) -> list[str]:
@@ -141,7 +141,7 @@ class Recording:
     @property
     def layer_indices(self) -> list[int]:
         """Numbers of the recorded layers among all attention layers."""
-        return self._recorder.scope.chosen_layers()
+        return list(self._recorder.scope.chosen_layers().values())
 
     def mark(self, step: object = None) -> None:
         """End a step: of the forwards since the last mark, the first is its recording. Raises
@@ -152,9 +152,7 @@ class Recording:
     @property
     def steps(self) -> list[object]:
         """Per recorded step the object given to `mark`, or its number without marks."""
-        if not self._recorder.marked:
-            return list(self.step_numbers)
-        return [step for step, frame, _ in self._recorder.marked if frame.is_recorded]
+        return [frame.step for frame in self._kept()]
 
     @property
     def step_numbers(self) -> list[int]:
@@ -164,7 +162,9 @@ class Recording:
     @property
     def forwards_per_step(self) -> list[int]:
         """Number of forwards of each recorded step, by marks."""
-        return [forwards for _, frame, forwards in self._recorder.marked if frame.is_recorded]
+        if not self._recorder.marked:
+            return []
+        return [frame.forwards for frame in self._kept()]
 
     def __getattr__(self, name: str) -> list[Tensor]:
         """`recording.received` is `recording.values("received")`."""
@@ -185,10 +185,10 @@ class Recording:
             count_BLS = frame.values["visible"].nan_to_num(-1).long()
             differs_L = (count_BLS != count_BLS[:, :1]).any(-1).any(0)
             if differs_L.any():
-                other = frame.indices[int(differs_L.int().argmax())]
+                layers = [*frame.layers]
                 raise ValueError(
-                    f"the layers do not see alike: {frame.paths[other]} has other visible queries "
-                    f"than {frame.paths[frame.indices[0]]}; read recording.visible_by_layer"
+                    f"the layers do not see alike: {layers[int(differs_L.int().argmax())]} has "
+                    f"other visible queries than {layers[0]}; read recording.visible_by_layer"
                 )
             found.append(count_BLS[:, 0])
         return found
@@ -316,7 +316,7 @@ class Recording:
         return padded_stack(tensors, 0).numpy()
 
     def _kept(self) -> list[ForwardRecord]:
-        return [frame for frame in self._recorder.steps if frame.is_recorded and frame.indices]
+        return [frame for frame in self._recorder.steps if frame.values]
 
     def _stored(self, name: str) -> list[Tensor]:
         return [frame.values[name] for frame in self._kept()]

@@ -2,21 +2,12 @@
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from sinklab.core.errors import as_int, near
 
 MapKey = tuple[int, int, int]
 """(step, layer, head)"""
-
-
-class Scope(TypedDict, total=False):
-    """Options of `trace` that choose its records; everything is recorded if they are left out."""
-
-    layers: Iterable[int | str] | int | str | None
-    heads: Iterable[int] | int | None
-    steps: Container[int] | None
-    maps: Iterable[MapKey]
 
 
 def as_iterable(given: Any) -> Iterable[Any]:
@@ -80,7 +71,7 @@ class RecordingScope:
     total: int | None = None
     """Number of attention layers, if it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
-    """Paths of all attention layers in the order they ran, once the first forward has ended."""
+    """Paths of all attention layers in the order they run, once a forward has ended."""
 
     def __post_init__(self) -> None:
         steps = self.steps
@@ -107,9 +98,9 @@ class RecordingScope:
             return index == wanted
         return self.total is None or index == wanted + self.total
 
-    def chosen_layers(self) -> list[int]:
-        """Numbers of the chosen layers, of those known so far."""
-        return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
+    def chosen_layers(self) -> dict[str, int]:
+        """Paths of the chosen layers, of those known so far, and their numbers."""
+        return {path: index for index, path in enumerate(self.known) if self.has_layer(index, path)}
 
     def heads_of(self, layer: str, total: int) -> list[int] | None:
         """The chosen query heads of a layer with so many; None for all. Raises ValueError for one
@@ -128,9 +119,7 @@ class RecordingScope:
         }
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """Note the layers that ran. Raises ValueError if a chosen one is not among them."""
-        if self.known:
-            return
+        """Note the layers so far. Raises ValueError if a chosen one is not among them."""
         total = len(paths)
         if self.total is None:
             self.total = total

@@ -2,10 +2,10 @@
 
 # B batch, L layers, H query heads, Q queries, S keys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from sinklab.core.instrument.backends import no_call_message
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.recording import ForwardRecord, Recording
 from sinklab.core.instrument.routes import tapped
-from sinklab.core.instrument.scope import RecordingScope, Scope
+from sinklab.core.instrument.scope import MapKey, RecordingScope
 from sinklab.core.instrument.states import (
     STATE_OF,
     DecodedCanvas,
@@ -45,14 +45,13 @@ class Recorder(Listener):
     exact: bool
     probing: int = 0
     """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
-    marked: list[tuple[object, ForwardRecord, int]] = field(default_factory=list)
-    """Argument of each mark, the first forward of its step, and the number of forwards."""
+    marked: list[ForwardRecord] = field(default_factory=list)
+    """The first forward of each marked step."""
     pending: list[ForwardRecord] = field(default_factory=list)
     """Forwards since the last mark."""
     left_alone: list[str] = field(default_factory=list)
     """Paths of cross attention."""
     _open: ForwardRecord | None = None
-    _last: ForwardRecord | None = None
 
     def __post_init__(self) -> None:
         self.reads = {name for one in self.statistics.values() for name in one.reads}
@@ -65,9 +64,7 @@ class Recorder(Listener):
     @property
     def steps(self) -> list[ForwardRecord]:
         """The first forward of each step, with all that it holds on the CPU."""
-        frames = self.pending
-        if self.marked:
-            frames = [frame for _, frame, _ in self.marked]
+        frames = self.marked or self.pending
         for frame in frames:
             frame.settle()
         return frames
@@ -83,7 +80,10 @@ class Recorder(Listener):
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
-        self.marked.append((step, self.pending[0], len(self.pending)))
+        first = self.pending[0]
+        first.step = step
+        first.forwards = len(self.pending)
+        self.marked.append(first)
         self.pending.clear()
 
     def begin(self) -> None:
@@ -95,49 +95,48 @@ class Recorder(Listener):
         is_first = not (self.marked and self.pending)
         steps = self.scope.steps
         is_recorded = is_first and (steps is None or number in steps)
-        self._open = ForwardRecord(number, is_first, is_recorded)
+        self._open = ForwardRecord(number, is_first, is_recorded, number)
 
     def observe(self, call: Call, out: Tensor) -> None:
         frame = self._open
         if frame is None:
             return
-        index = len(frame.paths)
-        frame.paths.append(call.layer)
-        if index == 0:
+        layer = call.layer
+        index = self.tap.layers[layer]
+        if not frame.places:
             self._locate(frame, call)
         total = call.q_BHQD.shape[1]
         if frame.is_first:
-            maps = self.scope.maps_of(frame.number, index, call.layer, total)
+            maps = self.scope.maps_of(frame.number, index, layer, total)
             for key, head in maps.items():
                 map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
                 with torch.inference_mode(False):
-                    frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
-        if not (frame.is_recorded and self.scope.has_layer(index, call.layer)):
+                    frame.maps[(key, layer)] = map_BHQS[:, 0].float().cpu().clone()
+        if not (frame.is_recorded and self.scope.has_layer(index, layer)):
             return
-        if self.canvas is not None and not frame.indices:
+        if self.canvas is not None and not frame.layers:
             state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
             columns_Q = frame.places["columns"]
             frame.places["state"] = state_BS
             frame.places["query_state"] = query_states(state_BS, columns_Q, self.is_shifted)
-        frame.indices.append(index)
         here = call.within(
-            heads=self.scope.heads_of(call.layer, total),
+            heads=self.scope.heads_of(layer, total),
             step=frame.number,
             query_state_BQ=frame.places.get("query_state"),
             made_BHQD=call.unrolled(out),
         )
+        frame.layers[layer] = {"visible": call.visibility.visible_BS}
+        self._real_BQ = call.visibility.real_BQ
         with torch.no_grad():
             here.fill(self.reads)
-            self._measure(frame, call.layer, here)
-        self._real_BQ = call.visibility.real_BQ
-        frame.visible.append(call.visibility.visible_BS)
+            self._measure(frame, layer, here)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
         if frame is None:
             return
         with torch.no_grad():
-            for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
+            for layer in frame.layers.keys() & calls:
                 columns_Q = frame.places["columns"]
                 view = StatesView(states_BQD, self._real_BQ, columns_Q, frame.memory)
                 self._measure(frame, layer, view)
@@ -155,7 +154,7 @@ class Recorder(Listener):
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
             check_tensor(f"what {label} measures", value, [None] * len(axes), remedy=remedy)
-            frame.parts[label].append(value)
+            frame.layers[layer][label] = value
 
     def _locate(self, frame: ForwardRecord, call: Call) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
@@ -182,25 +181,23 @@ class Recorder(Listener):
     def finish(self) -> None:
         frame = self._open
         self._open = None
-        if frame is None or not frame.paths:
+        if frame is None or not frame.places:
             return
+        layers = self.tap.layers
         self.left_alone = list(self.tap.left_alone)
-        self.scope.check_layers(frame.paths)
         # before the first forward has ended, a layer counted from the end may be any
-        has_layer = self.scope.has_layer
-        measured = [index for index in frame.indices if has_layer(index, frame.paths[index])]
+        self.scope.check_layers(list(layers))
         frame.maps = {
-            (key, index): map_BQS
-            for (key, index), map_BQS in frame.maps.items()
-            if self.scope.is_layer(index, frame.paths[index], key[1])
+            (key, layer): map_BQS
+            for (key, layer), map_BQS in frame.maps.items()
+            if self.scope.is_layer(layers[layer], layer, key[1])
         }
         axes = {label: one.axes.index("layer") for label, one in self.statistics.items()}
         with torch.inference_mode(False), torch.no_grad():
-            frame.close(axes, measured)
-        if self._last is not None:
-            # while the device is still at this forward, the last one's numbers are there
-            self._last.settle()
-        self._last = frame
+            frame.close(axes, self.scope.chosen_layers())
+        # while the device is still at this forward, the last one's numbers are there
+        for last in (self.pending or self.marked)[-1:]:
+            last.settle()
         self.pending.append(frame)
 
     def discard(self) -> None:
@@ -216,7 +213,10 @@ def trace(
     state_of: str = "predicted",
     allow_empty: bool = False,
     exact: bool = True,
-    **scope: Unpack[Scope],
+    layers: Iterable[int | str] | int | str | None = None,
+    heads: Iterable[int] | int | None = None,
+    steps: Container[int] | None = None,
+    maps: Iterable[MapKey] = (),
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends
     through SDPA, and on models of transformers by that and by eager attention.
@@ -272,7 +272,8 @@ def trace(
             "lacks: pass the sampling.Canvas that is decoded"
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
-    recorder = Recorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
+    scope = RecordingScope(layers, heads, steps, maps)
+    recorder = Recorder(chosen, scope, canvas, is_shifted, exact)
     with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards
