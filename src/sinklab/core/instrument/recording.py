@@ -1,8 +1,7 @@
 """`Recording`: what `trace` has recorded, read by statistic and step.
 
-It holds one `ForwardRecord` a step. Its tensors stay on the device while layers run, and are
-stacked and copied to the host when the forward ends. Nothing waits for the copy until the next one
-has ended too, or somebody reads, so that a trace need not make a GPU wait.
+It holds one `ForwardRecord` a step, whose tensors are copied to the host when the forward ends.
+Nothing waits for the copy until the next forward has ended or somebody reads: a GPU need not wait.
 """
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU; from CUDA the copy, in pinned memory, may still be under way."""
+    """The tensor on the CPU; a copy from CUDA may still be under way."""
     return tensor.to("cpu", non_blocking=tensor.is_cuda)
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
-    """Tensors along a new axis, NaN beyond the end of those shorter than the longest."""
+    """Stack tensors along a new axis, the shorter ones padded with NaN."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) == 1:
         # autocast on a processor stacks no float16
@@ -59,15 +58,15 @@ class ForwardRecord:
     forwards: int = 1
     """Number of forwards of the step."""
     layers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    """Measured layers by path, in their order: while it runs, their statistics and "visible"
-    (B, S), the number of queries that may see each key.
+    """Measured layers by path, in their order; while it runs, their statistics and "visible"
+    (B, S).
     """
     places: dict[str, Tensor] = field(default_factory=dict)
     """"columns" (Q,): canvas positions of the queries; with a canvas "query_state" (B, Q) and
     "state" (B, P), of all its positions.
     """
     memory: dict[str, Any] = field(default_factory=dict)
-    """What statistics of hidden states keep from layer to layer."""
+    """Kept from layer to layer by statistics of hidden states."""
     maps: dict[tuple[MapKey, str], Tensor] = field(default_factory=dict)
     """By key as it was given, and path of the layer."""
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -81,10 +80,7 @@ class ForwardRecord:
         return vars(self)
 
     def close(self, axes: dict[str, int], chosen: Container[str]) -> None:
-        """Stack the chosen layers along the axis of each statistic, on the host.
-
-        Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
-        """
+        """Stack the chosen layers along the axis of each statistic, on the host."""
         self.layers = {layer: parts for layer, parts in self.layers.items() if layer in chosen}
         measured = [*self.layers.values()]
         if measured:
@@ -116,10 +112,9 @@ _EXTRA_AXES = {
 
 
 class Recording:
-    """The statistics that `trace` recorded, by recorded step first; a step is a forward, or the
-    forwards up to a `mark`.
+    """The statistics that `trace` recorded, by step: a forward, or the forwards up to a `mark`.
 
-    Tensors are float32 on the CPU. A key axis starts with the model's `prefix` sink columns.
+    Tensors are float32 on the CPU. A key axis starts with the `prefix` sink columns.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -130,7 +125,7 @@ class Recording:
 
     @property
     def layers(self) -> list[str]:
-        """Module paths of the recorded layers in the order they ran; `path#2` ran again."""
+        """Module paths of the recorded layers as they ran; `path#2` ran again."""
         return list(self._recorder.scope.chosen_layers())
 
     @property
@@ -144,19 +139,17 @@ class Recording:
         return list(self._recorder.scope.chosen_layers().values())
 
     def mark(self, step: object = None) -> None:
-        """End a step: of the forwards since the last mark, the first is its recording. Raises
-        ValueError when there was none.
-        """
+        """End a step, of which the first forward is kept. Raises ValueError without a forward."""
         self._recorder.mark(step)
 
     @property
     def steps(self) -> list[object]:
-        """Per recorded step the object given to `mark`, or its number without marks."""
+        """Per recorded step the argument of `mark`, or its number without marks."""
         return [frame.step for frame in self._kept()]
 
     @property
     def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps from 0, by marks, or by forwards without marks."""
+        """Numbers of the recorded steps, from 0."""
         return [frame.number for frame in self._kept()]
 
     @property
@@ -177,8 +170,7 @@ class Recording:
     @property
     def visible(self) -> list[Tensor]:
         """Per step (B, key), int64: the number of queries that may see the key, before any edit.
-
-        Raises ValueError if layers differ (as with sliding windows): read `visible_by_layer`.
+        Raises ValueError if layers differ, as with sliding windows.
         """
         found = []
         for frame in self._kept():
@@ -202,7 +194,7 @@ class Recording:
     def positions(self) -> list[Tensor]:
         """Per step (B,), int64: canvas positions that some query sees, without padding and sinks.
 
-        Where a cache lets some queries run, `received` times positions / queries is as if all did.
+        With a cache, `received` times positions / queries is as if all queries ran.
         """
         found = []
         for frame in self._kept():
@@ -219,25 +211,21 @@ class Recording:
 
     @property
     def query_state(self) -> list[Tensor]:
-        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding; needs a
-        canvas.
-        """
+        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding."""
         self._check_states()
         return self._stored("query_state")
 
     @property
     def key_state(self) -> list[Tensor]:
-        """Per step (B, key), int8: the same of each key's position, whether or not its query ran;
-        −1 for sink columns too.
-        """
+        """Per step (B, key), int8: state of each key's position; −1 for sink columns too."""
         self._check_states()
         return [pad(frame.values["state"], (frame.prefix, 0), value=-1) for frame in self._kept()]
 
     def by_state(self, name: str) -> numpy.ndarray:
-        """A statistic of keys, mean over the keys in each state apart: an axis "state" after
-        "batch" in place of "key"; NaN for a state without a position.
+        """The mean of a statistic over the keys in each state: an axis "state" after "batch" in
+        place of "key"; NaN for a state without a position.
 
-        Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        Raises ValueError without a canvas, and for a statistic without an axis "key".
         """
         if self.dims(name)[-1] != "key":
             raise ValueError(
@@ -295,10 +283,9 @@ class Recording:
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
-        steps, with the axes `dims`; NaN for keys that a step has not, and for positions (of values
-        by query) where no query ran.
+        steps, with the axes `dims`; NaN for absent keys, and where no query ran.
 
-        Raises ValueError when nothing was recorded, or the statistic was not.
+        Raises ValueError if it was not recorded.
         """
         if name in _EXTRA_AXES:
             tensors = [value.float() for value in getattr(self, name)]
@@ -323,7 +310,7 @@ class Recording:
 
 
 def _spread(value: Tensor, frame: ForwardRecord) -> Tensor:
-    """(…, Q) in the order of the queries as (…, P) by canvas position, NaN if no query ran."""
+    """Put (…, Q) in the order of canvas positions, (…, P); NaN if no query ran."""
     positions = frame.values["visible"].shape[-1] - frame.prefix
     return torch.full((*value.shape[:-1], positions), torch.nan).index_copy_(
         -1, frame.values["columns"], value

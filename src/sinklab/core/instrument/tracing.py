@@ -44,7 +44,7 @@ class Recorder(Listener):
     """Whether the state of a query is that of the next position, which it predicts."""
     exact: bool
     probing: int = 0
-    """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
+    """Number of `InterventionLog.probing` blocks around the trace."""
     marked: list[ForwardRecord] = field(default_factory=list)
     """The first forward of each marked step."""
     pending: list[ForwardRecord] = field(default_factory=list)
@@ -59,11 +59,11 @@ class Recorder(Listener):
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
         self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)
-        """What a statistic keeps of a layer, by label and layer."""
+        """Kept by statistics, by label and layer."""
 
     @property
     def steps(self) -> list[ForwardRecord]:
-        """The first forward of each step, with all that it holds on the CPU."""
+        """The first forward of each step, on the CPU."""
         frames = self.marked or self.pending
         for frame in frames:
             frame.settle()
@@ -142,9 +142,7 @@ class Recorder(Listener):
                 self._measure(frame, layer, view)
 
     def _measure(self, frame: ForwardRecord, layer: str, view: Call | StatesView) -> None:
-        """Measure a layer: the statistics that read attention calls, or those that read the hidden
-        states after one.
-        """
+        """Measure the statistics that read such a view of a layer."""
         for label, one in self.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
@@ -218,44 +216,39 @@ def trace(
     steps: Container[int] | None = None,
     maps: Iterable[MapKey] = (),
 ) -> Iterator[Recording]:
-    """Record attention statistics of every forward inside the block, on any module that attends
-    through SDPA, and on models of transformers by that and by eager attention.
+    """Record attention statistics of every forward inside the block.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
                 recording.mark(step)
         recording.array("received")     # (step, batch, layer, head, key)
 
-    The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
-    beside it. Traces nest, also with `intervene` in either order, and see edited calls. Calls
-    inside `sinklab.core.attention.unobserved()` are not seen, and attention to another sequence is
-    left alone (`recording.cross_attention`). The thread that opens the block is the one that runs
-    the model; other models and copies are unaffected.
+    Outputs are bit-identical: the model keeps its own kernel. Traces nest, also with `intervene` in
+    either order, and see edited calls. Calls inside `sinklab.core.attention.unobserved()` are not
+    seen, and attention to another sequence is left alone (`recording.cross_attention`). The thread
+    that opens the block runs the model.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
-            or values. Axes are those of `recording.dims(name)`.
-        canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`), which tells the states
-            of queries and keys (`recording.query_state`, `key_state`, `by_state`). The ids of a
-            step are those the denoiser announces (`sinklab.core.attention.running`), or the model's
-            own `input_ids`.
+            or values.
+        canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`): it tells the states of
+            queries and keys, with the ids that the denoiser announces
+            (`sinklab.core.attention.running`) or the model's `input_ids`.
         state_of: "predicted": a query is in the state of the position it predicts (the next one if
             `model.config.logit_shift` is set); "own": of its own position.
         allow_empty: the model need not run inside the block.
-        exact: False lets a denoiser stay with its fast decoder and measures what that computes:
-            numbers are equal within rounding, and the model may be under no edit.
-        layers: which to record: numbers in the order they run (from 0; negative from the end), or
-            names: module paths or whole parts of them ("layers.3"). Of the others nothing is
-            computed.
-        heads: numbers of the query heads to record.
-        steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
-            nothing is marked.
-        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen:
-            `recording.map(…)`.
+        exact: False lets a denoiser keep its fast decoder: numbers are equal within rounding, and
+            the model may be under no edit.
+        layers: numbers in the order they run (from 0; negative from the end), or module paths or
+            whole parts of them ("layers.3"). The others cost nothing.
+        heads: numbers of the query heads.
+        steps: a container of step numbers, counted from 0 by marks, or else by forwards.
+        maps: (step, layer, head) triples whose map is kept (`recording.map`), whatever else is
+            chosen.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
-    head, states without a canvas, a compiled model, a cap on scores; for another thread's model; at
-    the end for no call.
+    head, states without a canvas, a compiled model; for another thread's model; at the end for no
+    call.
     """
     model = module_of(model)
     chosen = chosen_statistics(statistics)
