@@ -21,11 +21,9 @@ def read_call(
     known: dict[tuple, Any],
     tap: Any = None,
 ) -> Call:
-    """The call that a module makes with these arguments, by name.
-
-    `known` keeps, for a forward, the findings about a mask that its layers share.
-
-    Raises ValueError for axes that are not (batch, [head,] position, dim).
+    """The call that a module makes with these arguments, by name; `known` keeps a forward's
+    findings about shared masks. Raises ValueError for axes that are not (batch, [head,] position,
+    dim).
     """
     query, key, value = given["query"], given["key"], given["value"]
     mask = given.get("attn_mask")
@@ -66,14 +64,12 @@ def read_call(
 
 
 def _shared(known: dict[tuple, Any], found: Visibility) -> Visibility:
-    """The visibility of this mask, shape and causality, kept for a forward: all layers are given
-    the same one.
-    """
+    """The visibility of this mask, shape and causality, which layers share."""
     running = running_canvas()
     batch, queries, keys = found.shape
     key = (id(found.mask), id(running), *found.shape, found.is_causal, found.device)
     if key not in known:
-        # Another model may run inside the block that announces a canvas.
+        # the canvas may be announced to another model
         if (
             running is not None
             and len(running.ids_BS) == batch
@@ -81,15 +77,13 @@ def _shared(known: dict[tuple, Any], found: Visibility) -> Visibility:
             and len(running.columns_Q) == queries
         ):
             found = replace(found, running=running)
-        # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
+        # kept beside it, so that its id stays its own
         known[key] = running, found
     return known[key][1]
 
 
 def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
-    """Whether the query axis holds the query heads of one key head: so transformers decodes one
-    token under a mask.
-    """
+    """Whether the query axis holds the heads of a key head, as transformers decodes a token."""
     groups = stated(module, "num_key_value_groups", 1)
     folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
     return folded and config_value(module, "num_attention_heads") == query.shape[1] * groups

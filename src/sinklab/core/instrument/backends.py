@@ -1,11 +1,9 @@
 """The two routes by which a tap meets the attention calls of a model, and the models that take
 neither.
 
-A model of transformers asks for its attention function at every call. While it is watched, it is
-given one that has `Tap.run_attention` run the function asked for. Every other model runs under the
-tap as a torch function mode, which meets `scaled_dot_product_attention` in `__torch_function__`,
-and every other operation too, which takes time. Either way the tap makes the `Call`, asks each
-listener for its edit, and shows them the call that was made. Compiled code hides its calls.
+A model of transformers asks for its attention function at every call. While it is watched,
+`Tap.run_attention` runs the function asked for. Every other model runs under the tap as a torch
+function mode, which meets `scaled_dot_product_attention` among all operations, and takes time.
 """
 
 # H query heads, Q queries, S keys, D head dim
@@ -36,8 +34,8 @@ _KNOWN = ("transformers", "sinklab", "peft")
 
 
 def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
-    """The transformers configs of a model that attends only by asking for its attention function;
-    of another, none. If it asks for another function than SDPA, there is no other way to it.
+    """The transformers configs of a model that always asks for its attention function, else
+    none. A function other than SDPA is met in no other way.
     """
     if any(map(has_own_forward, modules)) or not all(map(_is_known, modules)):
         return []
@@ -50,8 +48,8 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
 
 
 def check_backends(model: nn.Module, configs: list[Any]) -> None:
-    """Raises ValueError for a model that attends by a function that is not read: FlexAttention,
-    FlashAttention, a kernel from the Hub.
+    """Raises ValueError for a model that attends by a function that is not read, such as
+    FlexAttention.
     """
     for base in map(attention_of, configs):
         if base != "sdpa" and base not in attention_functions:
@@ -62,18 +60,15 @@ def check_backends(model: nn.Module, configs: list[Any]) -> None:
             )
 
 
-def is_of_torch(kind: type[nn.Module], has_parts: object) -> bool:
-    """Whether modules of this class are layers of torch that do not attend: linear, norm,
-    activation.
-    """
-    return kind.__module__.startswith("torch.nn.modules.") and not has_parts
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether this is a layer of torch that does not attend: linear, norm, activation."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not module._modules
 
 
 def _is_known(module: nn.Module) -> bool:
-    kind = type(module)
-    if is_of_torch(kind, module._modules) or kind.__module__ == "torch.nn.modules.container":
-        return True
-    return kind.__module__.split(".")[0] in _KNOWN
+    home = type(module).__module__
+    is_list = home == "torch.nn.modules.container"
+    return is_list or is_of_torch(module) or home.split(".")[0] in _KNOWN
 
 
 @contextmanager
@@ -97,7 +92,7 @@ def routed(modules: Mapping[str, nn.Module], tap: Any) -> Iterator[None]:
 
 
 def _asked(base: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of this name that a module of transformers asked for, heard by its taps."""
+    """The attention function that was asked for, heard by the taps of its module."""
     if base != "sdpa" and base not in attention_functions:
         return function
     return partial(_heard, base, function)
@@ -125,7 +120,7 @@ def with_attention(
 ) -> Callable[..., Any]:
     """The function of `nn.MultiheadAttention` with `attend` in place of its call of SDPA.
 
-    Raises ValueError if torch would not run that function, but for the mode that listens.
+    Raises ValueError if torch would run its fast path when nobody listens.
     """
     if torch.backends.mha.get_fastpath_enabled() and not (
         module.training or torch.is_grad_enabled()
@@ -139,7 +134,7 @@ def with_attention(
 
 
 def _remedy(model: nn.Module) -> str:
-    """Advice to set SDPA, or the news that there is none to set."""
+    """Advice to set SDPA, if there is one."""
     lacking = lacks_sdpa(model)
     if lacking:
         return (

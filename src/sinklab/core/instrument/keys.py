@@ -24,9 +24,7 @@ def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
 
 
 def dense_mask(call: Any) -> Tensor:
-    """The mask of the call with its causality written out; one row where that is known without a
-    look at its numbers.
-    """
+    """The mask of the call with its causality written out; one row if its shape tells."""
     mask = call.mask
     device = call.q_BHQD.device
     keys = call.k_BKSD.shape[2]
@@ -40,7 +38,7 @@ def dense_mask(call: Any) -> Tensor:
 
 
 def one_row_mask(call: Any) -> Tensor:
-    """The same, one row if it is the same for every query, which is read from the device."""
+    """`dense_mask` as one row if all are equal, which is read from the device."""
     mask = dense_mask(call)
     if not call.is_causal and mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):
         return mask[:, :, :1]
@@ -53,7 +51,7 @@ def blocked(
     """`Call.block`."""
     if keys.dim() == 3:
         keys = keys.unsqueeze(2)
-    # flags expanded over heads stay one row of them: so does the mask
+    # flags expanded over heads need one row of the mask
     if keys.stride(1) == 0:
         keys = keys[:, :1]
     if queries_BQ is not None:
@@ -115,10 +113,8 @@ def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
 def highest(
     order_BHS: Tensor, among_BHS: Tensor, count_BH1: Tensor, max_count: int | None = None
 ) -> Tensor:
-    """Columns (B, H, M) of the keys that an order puts highest among some, the highest first: of
-    each head as many as are counted, and -1 if that is fewer than M.
-
-    `max_count`: the most there may be, for a device that is not to be asked.
+    """Columns (B, H, M) of the highest keys among some, the highest first: as many as each head
+    counts, then -1. `max_count` is the most there may be, so that no GPU is asked.
     """
     if max_count is None or not reads_wait(count_BH1.device):
         max_count = int(count_BH1.max())
@@ -131,9 +127,7 @@ def highest(
 def as_columns(
     blocked_BHS: Tensor, max_count: int | None = None, order_BHS: Tensor | None = None
 ) -> Tensor:
-    """Flags as columns (B, H, M), the highest of an order first, without one in rising order;
-    arguments and filling as of `highest`.
-    """
+    """Turn flags into columns, as `highest` does; they rise without an order."""
     if order_BHS is None:
         place_S = torch.arange(blocked_BHS.shape[-1], device=blocked_BHS.device)
         order_BHS = -place_S.float().expand(blocked_BHS.shape)
@@ -141,7 +135,7 @@ def as_columns(
 
 
 def extended(blocked_BHS: Tensor, keys: int) -> Tensor:
-    """Flags for this many keys: those that came since are not removed."""
+    """Flags for this many keys: those that came since are not blocked."""
     return pad(blocked_BHS, (0, max(0, keys - blocked_BHS.shape[-1])))
 
 

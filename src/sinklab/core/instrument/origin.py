@@ -19,21 +19,19 @@ OTHERS = (
     "memory",
     "kv",
 )
-"""Parameters of an attention's forward that hold the states it reads in place of its own."""
+"""Parameters of an attention's forward that hold other states to read."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """Parameters that hold a cache of transformers."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeyOrigin:
-    """Origin of the keys that an attention module reads, by its arguments and never by their
-    number.
-    """
+    """Origin of the keys that an attention module reads, by its arguments."""
 
     is_own: bool
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
     cache: Any
-    """Cache of the keys of the positions before; None without one."""
+    """Cache of keys; None without one."""
     layer_idx: int | None
     """Number of the layer in that cache."""
 
@@ -81,7 +79,7 @@ def parameters(kind: Any) -> tuple[str, ...]:
 
 
 def says_more(kind: Any) -> bool:
-    """Whether the arguments of such a module may say that its keys are not simply its own."""
+    """Whether the arguments of such a module may name other keys."""
     return not {*OTHERS, *CACHES, "key"}.isdisjoint(parameters(kind))
 
 

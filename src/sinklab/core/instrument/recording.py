@@ -1,14 +1,13 @@
 """`Recording`: what `trace` has recorded, read by statistic and step.
 
-It is made of one `ForwardRecord` a forward, whose tensors stay on the device while layers run. They
-are stacked and copied to the host when it ends, and nothing waits for the copy until the next
-forward has ended too, or somebody reads: a trace need not make a GPU wait.
+It holds one `ForwardRecord` a step, whose tensors are copied to the host when the forward ends.
+Nothing waits for the copy until the next forward has ended or somebody reads: a GPU need not wait.
 """
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU; from CUDA the copy, in pinned memory, may still be under way."""
+    """The tensor on the CPU; a copy from CUDA may still be under way."""
     return tensor.to("cpu", non_blocking=tensor.is_cuda)
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
-    """Tensors along a new axis, NaN beyond the end of those shorter than the longest."""
+    """Stack tensors along a new axis, the shorter ones padded with NaN."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) == 1:
         # autocast on a processor stacks no float16
@@ -47,31 +46,31 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
 
 @dataclass
 class ForwardRecord:
-    """One forward pass: a tensor per statistic and layer while it runs, then one per statistic."""
+    """One forward pass: its layers while it runs, then one tensor per statistic."""
 
     number: int
     """Number of its step."""
     is_first: bool
     """Whether it is the first forward of the step."""
     is_recorded: bool
-    paths: list[str] = field(default_factory=list)
-    """Paths of all attention layers that ran, in their order."""
-    indices: list[int] = field(default_factory=list)
-    """Indices of the measured ones."""
-    parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    """Per statistic its tensors of the measured layers."""
-    visible: list[Tensor] = field(default_factory=list)
-    """Number of queries that may see each key, (B, S), of the measured layers."""
+    step: object
+    """Argument of `mark`; the number without marks."""
+    forwards: int = 1
+    """Number of forwards of the step."""
+    layers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Measured layers by path, in their order; while it runs, their statistics and "visible"
+    (B, S).
+    """
     places: dict[str, Tensor] = field(default_factory=dict)
     """"columns" (Q,): canvas positions of the queries; with a canvas "query_state" (B, Q) and
     "state" (B, P), of all its positions.
     """
     memory: dict[str, Any] = field(default_factory=dict)
-    """What statistics of hidden states keep from layer to layer."""
-    maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
-    """By key as it was given, and index of the layer."""
+    """Kept from layer to layer by statistics of hidden states."""
+    maps: dict[tuple[MapKey, str], Tensor] = field(default_factory=dict)
+    """By key as it was given, and path of the layer."""
     values: dict[str, Tensor] = field(default_factory=dict)
-    """What is left at the end: the statistics, "visible" (B, L, S), and the places."""
+    """Filled at the end: the statistics, "visible" (B, L, S), and the places."""
     prefix: int = 0
     copied: torch.cuda.Event | None = None
     """Behind the copies to the host; None once they are there."""
@@ -80,23 +79,20 @@ class ForwardRecord:
         self.settle()
         return vars(self)
 
-    def close(self, axes: dict[str, int], measured: list[int]) -> None:
-        """Stack the layers with these indices along the axis of each statistic, on the host.
-
-        Called outside inference mode, it leaves ordinary tensors, even if the model ran in one.
-        """
-        rows = [row for row, index in enumerate(self.indices) if index in measured]
-        self.indices = measured
-        if rows:
-            device = self.visible[0].device
-            for name, parts in {**self.parts, "visible": self.visible}.items():
-                there = [parts[row].to(device, torch.float32) for row in rows]
+    def close(self, axes: dict[str, int], chosen: Container[str]) -> None:
+        """Stack the chosen layers along the axis of each statistic, on the host."""
+        self.layers = {layer: parts for layer, parts in self.layers.items() if layer in chosen}
+        measured = [*self.layers.values()]
+        if measured:
+            device = measured[0]["visible"].device
+            for name in measured[0]:
+                there = [parts[name].to(device, torch.float32) for parts in measured]
                 self.values[name] = to_host(padded_stack(there, axes.get(name, 1)))
             for name, place in self.places.items():
                 self.values[name] = to_host(place.to(device, copy=True))
             if device.type == "cuda":
                 self.copied = torch.cuda.current_stream(device).record_event()
-        for done in (self.parts, self.visible, self.places, self.memory):
+        for done in (*measured, self.places, self.memory):
             done.clear()
 
     def settle(self) -> None:
@@ -116,10 +112,9 @@ _EXTRA_AXES = {
 
 
 class Recording:
-    """The statistics that `trace` recorded, by recorded step first; a step is a forward, or the
-    forwards up to a `mark`.
+    """The statistics that `trace` recorded, by step: a forward, or the forwards up to a `mark`.
 
-    Tensors are float32 on the CPU. A key axis starts with the model's `prefix` sink columns.
+    Tensors are float32 on the CPU. A key axis starts with the `prefix` sink columns.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -130,8 +125,8 @@ class Recording:
 
     @property
     def layers(self) -> list[str]:
-        """Module paths of the recorded layers in the order they ran; `path#2` ran again."""
-        return [self._recorder.scope.known[index] for index in self.layer_indices]
+        """Module paths of the recorded layers as they ran; `path#2` ran again."""
+        return list(self._recorder.scope.chosen_layers())
 
     @property
     def cross_attention(self) -> list[str]:
@@ -141,30 +136,28 @@ class Recording:
     @property
     def layer_indices(self) -> list[int]:
         """Numbers of the recorded layers among all attention layers."""
-        return self._recorder.scope.chosen_layers()
+        return list(self._recorder.scope.chosen_layers().values())
 
     def mark(self, step: object = None) -> None:
-        """End a step: of the forwards since the last mark, the first is its recording. Raises
-        ValueError when there was none.
-        """
+        """End a step, of which the first forward is kept. Raises ValueError without a forward."""
         self._recorder.mark(step)
 
     @property
     def steps(self) -> list[object]:
-        """Per recorded step the object given to `mark`, or its number without marks."""
-        if not self._recorder.marked:
-            return list(self.step_numbers)
-        return [step for step, frame, _ in self._recorder.marked if frame.is_recorded]
+        """Per recorded step the argument of `mark`, or its number without marks."""
+        return [frame.step for frame in self._kept()]
 
     @property
     def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps from 0, by marks, or by forwards without marks."""
+        """Numbers of the recorded steps, from 0."""
         return [frame.number for frame in self._kept()]
 
     @property
     def forwards_per_step(self) -> list[int]:
         """Number of forwards of each recorded step, by marks."""
-        return [forwards for _, frame, forwards in self._recorder.marked if frame.is_recorded]
+        if not self._recorder.marked:
+            return []
+        return [frame.forwards for frame in self._kept()]
 
     def __getattr__(self, name: str) -> list[Tensor]:
         """`recording.received` is `recording.values("received")`."""
@@ -177,18 +170,17 @@ class Recording:
     @property
     def visible(self) -> list[Tensor]:
         """Per step (B, key), int64: the number of queries that may see the key, before any edit.
-
-        Raises ValueError if layers differ (as with sliding windows): read `visible_by_layer`.
+        Raises ValueError if layers differ, as with sliding windows.
         """
         found = []
         for frame in self._kept():
             count_BLS = frame.values["visible"].nan_to_num(-1).long()
             differs_L = (count_BLS != count_BLS[:, :1]).any(-1).any(0)
             if differs_L.any():
-                other = frame.indices[int(differs_L.int().argmax())]
+                layers = [*frame.layers]
                 raise ValueError(
-                    f"the layers do not see alike: {frame.paths[other]} has other visible queries "
-                    f"than {frame.paths[frame.indices[0]]}; read recording.visible_by_layer"
+                    f"the layers do not see alike: {layers[int(differs_L.int().argmax())]} has "
+                    f"other visible queries than {layers[0]}; read recording.visible_by_layer"
                 )
             found.append(count_BLS[:, 0])
         return found
@@ -202,7 +194,7 @@ class Recording:
     def positions(self) -> list[Tensor]:
         """Per step (B,), int64: canvas positions that some query sees, without padding and sinks.
 
-        Where a cache lets some queries run, `received` times positions / queries is as if all did.
+        With a cache, `received` times positions / queries is as if all queries ran.
         """
         found = []
         for frame in self._kept():
@@ -219,25 +211,21 @@ class Recording:
 
     @property
     def query_state(self) -> list[Tensor]:
-        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding; needs a
-        canvas.
-        """
+        """Per step (B, Q), int8: number of each query's state in `STATES`, −1 for padding."""
         self._check_states()
         return self._stored("query_state")
 
     @property
     def key_state(self) -> list[Tensor]:
-        """Per step (B, key), int8: the same of each key's position, whether or not its query ran;
-        −1 for sink columns too.
-        """
+        """Per step (B, key), int8: state of each key's position; −1 for sink columns too."""
         self._check_states()
         return [pad(frame.values["state"], (frame.prefix, 0), value=-1) for frame in self._kept()]
 
     def by_state(self, name: str) -> numpy.ndarray:
-        """A statistic of keys, mean over the keys in each state apart: an axis "state" after
-        "batch" in place of "key"; NaN for a state without a position.
+        """The mean of a statistic over the keys in each state: an axis "state" after "batch" in
+        place of "key"; NaN for a state without a position.
 
-        Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        Raises ValueError without a canvas, and for a statistic without an axis "key".
         """
         if self.dims(name)[-1] != "key":
             raise ValueError(
@@ -295,10 +283,9 @@ class Recording:
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded
-        steps, with the axes `dims`; NaN for keys that a step has not, and for positions (of values
-        by query) where no query ran.
+        steps, with the axes `dims`; NaN for absent keys, and where no query ran.
 
-        Raises ValueError when nothing was recorded, or the statistic was not.
+        Raises ValueError if it was not recorded.
         """
         if name in _EXTRA_AXES:
             tensors = [value.float() for value in getattr(self, name)]
@@ -316,14 +303,14 @@ class Recording:
         return padded_stack(tensors, 0).numpy()
 
     def _kept(self) -> list[ForwardRecord]:
-        return [frame for frame in self._recorder.steps if frame.is_recorded and frame.indices]
+        return [frame for frame in self._recorder.steps if frame.values]
 
     def _stored(self, name: str) -> list[Tensor]:
         return [frame.values[name] for frame in self._kept()]
 
 
 def _spread(value: Tensor, frame: ForwardRecord) -> Tensor:
-    """(…, Q) in the order of the queries as (…, P) by canvas position, NaN if no query ran."""
+    """Put (…, Q) in the order of canvas positions, (…, P); NaN if no query ran."""
     positions = frame.values["visible"].shape[-1] - frame.prefix
     return torch.full((*value.shape[:-1], positions), torch.nan).index_copy_(
         -1, frame.values["columns"], value

@@ -78,11 +78,7 @@ class ModelTap(Tap, TorchFunctionMode):
                     self.cleanup.callback(handle.remove)
         else:
             # a layer of torch without parts (linear, norm) never attends: a hook is only time
-            leaves = {
-                path
-                for path, module in self._modules.items()
-                if is_of_torch(type(module), module._modules)
-            }
+            leaves = {path for path, module in self._modules.items() if is_of_torch(module)}
             self._hook({*self._modules} - leaves | {""})
 
     def _hook(self, paths: set[str]) -> None:
@@ -103,9 +99,7 @@ class ModelTap(Tap, TorchFunctionMode):
     def run_attention(
         self, path: str, base: str, function: Any, module: nn.Module, *given: Any, **options: Any
     ) -> Any:
-        """Run the attention function that the module at this path called, and read its calls or its
-        arguments.
-        """
+        """Run the attention function that the module at this path called, and read its calls."""
         self.check_thread()
         self._stack.append(path)
         try:
@@ -124,8 +118,8 @@ class ModelTap(Tap, TorchFunctionMode):
             self._stack.pop()
 
     def catch_sdpa(self, on: bool) -> None:
-        """Be torch's active function mode while the model runs, or not: on in every hook before a
-        module, so that layers replayed by a backward pass are met as well.
+        """Be torch's active function mode, or not. Every hook before a module turns it on, for
+        layers that a backward pass replays.
         """
         if on and not (self._catches_sdpa or self.uses_interface):
             self.__enter__()
@@ -150,7 +144,6 @@ class ModelTap(Tap, TorchFunctionMode):
                     "forwards: whose layers are which is not told there; trace or edit a part that "
                     "runs once (model.encoder), or take the inner run out"
                 )
-            # A root forward starts afresh, also after one that was interrupted.
             self.flush()
             self._stack.clear()
         if not self._stack:
@@ -173,8 +166,7 @@ class ModelTap(Tap, TorchFunctionMode):
         self.catch_sdpa(True)
 
     def _after(self, path: str, args: tuple, output: object) -> Any:
-        # torch calls this also where the hook before the module raised: a refused thread leaves no
-        # trace here.
+        # torch calls this even if the hook before the module refused the thread
         if self._is_other_thread():
             return None
         calls = self._calls_in.pop(path, None)
@@ -187,7 +179,7 @@ class ModelTap(Tap, TorchFunctionMode):
             self._ran.add(path)
         if not self._stack:
             self.catch_sdpa(False)
-            # torch calls the hook with None when the module raised.
+            # None: the module raised
             if output is None:
                 self.flush(complete=False)
         if path == "":
@@ -211,9 +203,7 @@ class ModelTap(Tap, TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_heard(self, path: str) -> bool:
-        """Whether listeners are shown the calls of this module; those to another sequence are left
-        alone.
-        """
+        """Whether listeners are shown the calls of this module: not those to another sequence."""
         if path in self._origins and not self._origins[path].is_own:
             self.left_alone[path] = None
             return False
@@ -254,9 +244,7 @@ def run_call(call: Call, function: Callable[..., Tensor]) -> Tensor:
 
 @dataclass(eq=False)
 class TapHook:
-    """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not
-    the tapped one.
-    """
+    """A tap's hook on one module. In a copy or pickle of the module it does nothing."""
 
     act: Callable[..., Any] | None
     path: str
@@ -279,10 +267,7 @@ TAPS: dict[int, ModelTap] = {}
 @contextmanager
 def tapped(model: nn.Module, listener: Listener) -> Iterator[ModelTap]:
     """Hang a listener on the model's tap for the length of the block; the last to leave removes
-    every hook.
-
-    Raises ValueError for an object that is not a module, a compiled one, one with divided heads,
-    and one that another thread taps.
+    every hook. Raises ValueError for a model that cannot be tapped.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}: pass the model")

@@ -1,22 +1,13 @@
-"""Layers, heads, steps and whole maps that a trace records and an intervention applies to."""
+"""The choice of layers, heads, steps and maps of a trace, or an intervention."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from sinklab.core.errors import as_int, near
 
 MapKey = tuple[int, int, int]
 """(step, layer, head)"""
-
-
-class Scope(TypedDict, total=False):
-    """Options of `trace` that choose its records; everything is recorded if they are left out."""
-
-    layers: Iterable[int | str] | int | str | None
-    heads: Iterable[int] | int | None
-    steps: Container[int] | None
-    maps: Iterable[MapKey]
 
 
 def as_iterable(given: Any) -> Iterable[Any]:
@@ -27,9 +18,7 @@ def as_iterable(given: Any) -> Iterable[Any]:
 
 
 def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
-    """`given`, one number or several, as a tuple. Raises ValueError for anything else, and for
-    numbers below 0.
-    """
+    """One number or several as a tuple. Raises ValueError for others, and below 0."""
     numbers: list[Any] = [as_int(number) for number in as_iterable(given)]
     if None in numbers:
         raise ValueError(
@@ -43,9 +32,7 @@ def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
 
 
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
-    """Argument "layers" or "heads" as a tuple, each once; None means all. Raises ValueError if none
-    is named.
-    """
+    """Argument "layers" or "heads" as a tuple, each once; None: all. Raises ValueError for none."""
     if given is None:
         return None
     found: dict[Any, None] = {}
@@ -67,20 +54,20 @@ def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """Choice of layers, heads, steps and maps; layers and heads are checked against the model as it
-    runs. Raises ValueError for values that are no choice at all.
+    """Choice of layers, heads, steps and maps, checked as the model runs. Raises ValueError for
+    values that are no choice.
     """
 
     layers: Any = None
-    """Numbers and names, as given one or several, from then on a tuple; None for all."""
+    """Numbers and names, one or several; None for all."""
     heads: Any = None
     """Numbers of query heads, likewise."""
     steps: Container[int] | None = None
     maps: Iterable[MapKey] = ()
     total: int | None = None
-    """Number of attention layers, if it is known; then negative numbers count from there."""
+    """Number of attention layers, from which negative numbers count, if it is known."""
     known: list[str] = field(default_factory=list)
-    """Paths of all attention layers in the order they ran, once the first forward has ended."""
+    """Paths of all attention layers in the order they run, once a forward has ended."""
 
     def __post_init__(self) -> None:
         steps = self.steps
@@ -98,8 +85,8 @@ class RecordingScope:
         return self.layers is None or any(self.is_layer(index, path, one) for one in self.layers)
 
     def is_layer(self, index: int, path: str, wanted: int | str) -> bool:
-        """Whether a name or number means this layer. Until the first forward ends, a maybe counts
-        as yes: the last layer may be any.
+        """Whether a name or number means this layer. A negative number may mean any until the
+        first forward ends.
         """
         if isinstance(wanted, str):
             return _is_named(path, wanted)
@@ -107,20 +94,18 @@ class RecordingScope:
             return index == wanted
         return self.total is None or index == wanted + self.total
 
-    def chosen_layers(self) -> list[int]:
-        """Numbers of the chosen layers, of those known so far."""
-        return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
+    def chosen_layers(self) -> dict[str, int]:
+        """Paths and numbers of the chosen layers."""
+        return {path: index for index, path in enumerate(self.known) if self.has_layer(index, path)}
 
     def heads_of(self, layer: str, total: int) -> list[int] | None:
-        """The chosen query heads of a layer with so many; None for all. Raises ValueError for one
-        that is not there.
-        """
+        """The chosen query heads of a layer; None for all. Raises ValueError for an absent one."""
         if self.heads is None:
             return None
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps to keep of this layer, by key as it was given, with their heads."""
+        """The maps to keep of this layer, by key as given, with their heads."""
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
@@ -128,9 +113,7 @@ class RecordingScope:
         }
 
     def check_layers(self, paths: Sequence[str]) -> None:
-        """Note the layers that ran. Raises ValueError if a chosen one is not among them."""
-        if self.known:
-            return
+        """Note the layers so far. Raises ValueError if a chosen one is not among them."""
         total = len(paths)
         if self.total is None:
             self.total = total
@@ -170,5 +153,5 @@ def _head(head: int, layer: str, total: int) -> int:
 
 
 def _is_named(path: str, name: str) -> bool:
-    """Whether a layer has this name: its path, the end of it, or a module that it is part of."""
+    """Whether a name is a layer's path, or whole parts of it."""
     return f".{name}." in f".{path}."

@@ -1,6 +1,4 @@
-"""States of positions: still masked, committed or given, by the ids of the running forward and the
-canvas that it decodes.
-"""
+"""States of positions: masked, committed or given, by the running ids and their canvas."""
 
 # B batch, Q queries, S canvas positions
 from typing import Any, Protocol, runtime_checkable
@@ -19,9 +17,7 @@ STATE_OF = ("predicted", "own")
 
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     """State of every position of the canvas, int8 (B, S): its number in `STATES`, −1 for padding.
-
-    Masked: open and holding the mask. Committed: open and written. Prompt: given. Raises ValueError
-    for ids of another shape than the canvas.
+    Raises ValueError for ids of another shape than the canvas.
     """
     remedy = "give trace the canvas that is decoded, and decode with model.denoiser()"
     check_tensor("the ids that tell states", ids_BS, canvas.open_BS.shape, remedy=remedy)
@@ -36,10 +32,8 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
 def position_states_of(
     call: Any, asked_by: str, canvas: Any = None, *, needs_canvas: bool = False
 ) -> Tensor:
-    """`position_states` in the forward that runs, by the canvas given, or that of the denoising
-    run. Without one every position that is not masked is committed, unless `needs_canvas`.
-
-    Raises ValueError if nothing tells the states.
+    """`position_states` in the running forward, by this canvas or that of the denoising run.
+    Without one, what is not masked is committed. Raises ValueError if nothing tells the states.
     """
     running = call.visibility.running
     if running is not None and running.state_BS is not None:
@@ -69,9 +63,8 @@ class DecodedCanvas(Protocol):
 
 
 def query_states(state_BS: Tensor, columns_Q: Tensor, is_shifted: bool) -> Tensor:
-    """State of the position that each query predicts, int8 (B, Q); −1 for a padding query.
-
-    That is its own position or, if logits are shifted, the next one, but for the last of the text.
+    """State of the position that each query predicts, int8 (B, Q), −1 for padding: its own or, if
+    logits are shifted, the next one, but for the last of the text.
     """
     columns_Q = columns_Q.to(state_BS.device)
     own_BQ = state_BS.index_select(1, columns_Q)

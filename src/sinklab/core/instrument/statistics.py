@@ -1,7 +1,6 @@
 """The statistics that a trace can record, each with its measure of an attention call."""
 
-# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width
-# of hidden states) G groups of queries: all real ones, then those in each state
+# B batch, H recorded query heads, Q queries, S keys, K key/value heads, D head dim or width
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,7 +27,7 @@ class StatesView:
     columns_Q: Tensor
     """Canvas position of each query, int64."""
     memory: dict[str, Any]
-    """What a statistic keeps from one layer of a forward to the next."""
+    """Kept from one layer of a forward to the next."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,17 @@ class Statistic:
     """
 
     axes: ClassVar[tuple[str, ...]] = ()
-    """Names of the axes of one step, "layer" among them; "position" is that of queries. Text such
-    as "head key" stands for those after "batch" and "layer".
+    """Names of the axes of one step; "position" is that of queries. Text such as "head key" names
+    those after "batch" and "layer".
     """
     reads: ClassVar[tuple[str, ...]] = ()
-    """Results of `Call.fill` that it takes: those of all statistics are computed in one pass."""
+    """Results of `Call.fill` that it takes, computed in one pass for all statistics."""
     needs_canvas = False
-    """Whether it reads the states of queries: then `trace` must be given the canvas."""
+    """Whether it reads the states of queries, which need the canvas."""
     of_states = False
-    """Whether it reads the hidden states after the layer: then `measure` is given a
-    `StatesView`.
-    """
+    """Whether `measure` is given a `StatesView`, the hidden states after the layer."""
     columns: ClassVar[tuple[str, ...]] = ()
-    """Names along its last axis, if these are numbers of different kinds, for a table."""
+    """Names along its last axis, if these are numbers of different kinds."""
 
     def __init_subclass__(cls) -> None:
         axes: Any = cls.axes
@@ -90,7 +87,7 @@ class ReceivedByState(Statistic):
 
 @statistics.register("last_row")
 class LastRow(Statistic):
-    """The attention row of the last real query, by which a causal model chooses its next token."""
+    """The attention row of the last real query."""
 
     axes = KEYS
 

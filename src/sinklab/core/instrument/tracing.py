@@ -2,10 +2,10 @@
 
 # B batch, L layers, H query heads, Q queries, S keys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from sinklab.core.instrument.backends import no_call_message
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.recording import ForwardRecord, Recording
 from sinklab.core.instrument.routes import tapped
-from sinklab.core.instrument.scope import RecordingScope, Scope
+from sinklab.core.instrument.scope import MapKey, RecordingScope
 from sinklab.core.instrument.states import (
     STATE_OF,
     DecodedCanvas,
@@ -44,15 +44,14 @@ class Recorder(Listener):
     """Whether the state of a query is that of the next position, which it predicts."""
     exact: bool
     probing: int = 0
-    """Blocks of `InterventionLog.probing` around the trace; it does not see those inside it."""
-    marked: list[tuple[object, ForwardRecord, int]] = field(default_factory=list)
-    """Argument of each mark, the first forward of its step, and the number of forwards."""
+    """Number of `InterventionLog.probing` blocks around the trace."""
+    marked: list[ForwardRecord] = field(default_factory=list)
+    """The first forward of each marked step."""
     pending: list[ForwardRecord] = field(default_factory=list)
     """Forwards since the last mark."""
     left_alone: list[str] = field(default_factory=list)
     """Paths of cross attention."""
     _open: ForwardRecord | None = None
-    _last: ForwardRecord | None = None
 
     def __post_init__(self) -> None:
         self.reads = {name for one in self.statistics.values() for name in one.reads}
@@ -60,14 +59,12 @@ class Recorder(Listener):
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
         self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)
-        """What a statistic keeps of a layer, by label and layer."""
+        """Kept by statistics, by label and layer."""
 
     @property
     def steps(self) -> list[ForwardRecord]:
-        """The first forward of each step, with all that it holds on the CPU."""
-        frames = self.pending
-        if self.marked:
-            frames = [frame for _, frame, _ in self.marked]
+        """The first forward of each step, on the CPU."""
+        frames = self.marked or self.pending
         for frame in frames:
             frame.settle()
         return frames
@@ -83,7 +80,10 @@ class Recorder(Listener):
             raise ValueError(
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
-        self.marked.append((step, self.pending[0], len(self.pending)))
+        first = self.pending[0]
+        first.step = step
+        first.forwards = len(self.pending)
+        self.marked.append(first)
         self.pending.clear()
 
     def begin(self) -> None:
@@ -95,57 +95,54 @@ class Recorder(Listener):
         is_first = not (self.marked and self.pending)
         steps = self.scope.steps
         is_recorded = is_first and (steps is None or number in steps)
-        self._open = ForwardRecord(number, is_first, is_recorded)
+        self._open = ForwardRecord(number, is_first, is_recorded, number)
 
     def observe(self, call: Call, out: Tensor) -> None:
         frame = self._open
         if frame is None:
             return
-        index = len(frame.paths)
-        frame.paths.append(call.layer)
-        if index == 0:
+        layer = call.layer
+        index = self.tap.layers[layer]
+        if not frame.places:
             self._locate(frame, call)
         total = call.q_BHQD.shape[1]
         if frame.is_first:
-            maps = self.scope.maps_of(frame.number, index, call.layer, total)
+            maps = self.scope.maps_of(frame.number, index, layer, total)
             for key, head in maps.items():
                 map_BHQS = attention_map(call.q_BHQD, call.k_BKSD, **call.masking, heads=(head,))
                 with torch.inference_mode(False):
-                    frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
-        if not (frame.is_recorded and self.scope.has_layer(index, call.layer)):
+                    frame.maps[(key, layer)] = map_BHQS[:, 0].float().cpu().clone()
+        if not (frame.is_recorded and self.scope.has_layer(index, layer)):
             return
-        if self.canvas is not None and not frame.indices:
+        if self.canvas is not None and not frame.layers:
             state_BS = position_states_of(call, "a trace with canvas=", self.canvas)
             columns_Q = frame.places["columns"]
             frame.places["state"] = state_BS
             frame.places["query_state"] = query_states(state_BS, columns_Q, self.is_shifted)
-        frame.indices.append(index)
         here = call.within(
-            heads=self.scope.heads_of(call.layer, total),
+            heads=self.scope.heads_of(layer, total),
             step=frame.number,
             query_state_BQ=frame.places.get("query_state"),
             made_BHQD=call.by_head(out),
         )
+        frame.layers[layer] = {"visible": call.visibility.visible_BS}
+        self._real_BQ = call.visibility.real_BQ
         with torch.no_grad():
             here.fill(self.reads)
-            self._measure(frame, call.layer, here)
-        self._real_BQ = call.visibility.real_BQ
-        frame.visible.append(call.visibility.visible_BS)
+            self._measure(frame, layer, here)
 
     def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
         frame = self._open
         if frame is None:
             return
         with torch.no_grad():
-            for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
+            for layer in frame.layers.keys() & calls:
                 columns_Q = frame.places["columns"]
                 view = StatesView(states_BQD, self._real_BQ, columns_Q, frame.memory)
                 self._measure(frame, layer, view)
 
     def _measure(self, frame: ForwardRecord, layer: str, view: Call | StatesView) -> None:
-        """Measure a layer: the statistics that read attention calls, or those that read the hidden
-        states after one.
-        """
+        """Measure the statistics that read such a view of a layer."""
         for label, one in self.statistics.items():
             if one.of_states != isinstance(view, StatesView):
                 continue
@@ -155,7 +152,7 @@ class Recorder(Listener):
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
             check_tensor(f"what {label} measures", value, [None] * len(axes), remedy=remedy)
-            frame.parts[label].append(value)
+            frame.layers[layer][label] = value
 
     def _locate(self, frame: ForwardRecord, call: Call) -> None:
         """Locate the queries on the canvas: as announced, else the last ones so far."""
@@ -182,25 +179,23 @@ class Recorder(Listener):
     def finish(self) -> None:
         frame = self._open
         self._open = None
-        if frame is None or not frame.paths:
+        if frame is None or not frame.places:
             return
+        layers = self.tap.layers
         self.left_alone = list(self.tap.left_alone)
-        self.scope.check_layers(frame.paths)
         # before the first forward has ended, a layer counted from the end may be any
-        has_layer = self.scope.has_layer
-        measured = [index for index in frame.indices if has_layer(index, frame.paths[index])]
+        self.scope.check_layers(list(layers))
         frame.maps = {
-            (key, index): map_BQS
-            for (key, index), map_BQS in frame.maps.items()
-            if self.scope.is_layer(index, frame.paths[index], key[1])
+            (key, layer): map_BQS
+            for (key, layer), map_BQS in frame.maps.items()
+            if self.scope.is_layer(layers[layer], layer, key[1])
         }
         axes = {label: one.axes.index("layer") for label, one in self.statistics.items()}
         with torch.inference_mode(False), torch.no_grad():
-            frame.close(axes, measured)
-        if self._last is not None:
-            # while the device is still at this forward, the last one's numbers are there
-            self._last.settle()
-        self._last = frame
+            frame.close(axes, self.scope.chosen_layers())
+        # while the device is still at this forward, the last one's numbers are there
+        for last in (self.pending or self.marked)[-1:]:
+            last.settle()
         self.pending.append(frame)
 
     def discard(self) -> None:
@@ -216,46 +211,44 @@ def trace(
     state_of: str = "predicted",
     allow_empty: bool = False,
     exact: bool = True,
-    **scope: Unpack[Scope],
+    layers: Iterable[int | str] | int | str | None = None,
+    heads: Iterable[int] | int | None = None,
+    steps: Container[int] | None = None,
+    maps: Iterable[MapKey] = (),
 ) -> Iterator[Recording]:
-    """Record attention statistics of every forward inside the block, on any module that attends
-    through SDPA, and on models of transformers by that and by eager attention.
+    """Record attention statistics of every forward inside the block.
 
         with trace(model) as recording:
             for step in denoise(model.denoiser(), canvas):
                 recording.mark(step)
         recording.array("received")     # (step, batch, layer, head, key)
 
-    The model keeps its own kernel: outputs are bit-identical, and the statistics are computed
-    beside it. Traces nest, also with `intervene` in either order, and see edited calls. Calls
-    inside `sinklab.core.attention.unobserved()` are not seen, and attention to another sequence is
-    left alone (`recording.cross_attention`). The thread that opens the block is the one that runs
-    the model; other models and copies are unaffected.
+    Outputs are bit-identical: the model keeps its own kernel. Traces nest, also with `intervene` in
+    either order, and see edited calls. Calls inside `sinklab.core.attention.unobserved()` are not
+    seen, and attention to another sequence is left alone (`recording.cross_attention`). The thread
+    that opens the block runs the model.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
-            or values. Axes are those of `recording.dims(name)`.
-        canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`), which tells the states
-            of queries and keys (`recording.query_state`, `key_state`, `by_state`). The ids of a
-            step are those the denoiser announces (`sinklab.core.attention.running`), or the model's
-            own `input_ids`.
+            or values.
+        canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`): it tells the states of
+            queries and keys, with the ids that the denoiser announces
+            (`sinklab.core.attention.running`) or the model's `input_ids`.
         state_of: "predicted": a query is in the state of the position it predicts (the next one if
             `model.config.logit_shift` is set); "own": of its own position.
         allow_empty: the model need not run inside the block.
-        exact: False lets a denoiser stay with its fast decoder and measures what that computes:
-            numbers are equal within rounding, and the model may be under no edit.
-        layers: which to record: numbers in the order they run (from 0; negative from the end), or
-            names: module paths or whole parts of them ("layers.3"). Of the others nothing is
-            computed.
-        heads: numbers of the query heads to record.
-        steps: a container of step numbers to record, counted from 0 by marks, or by forwards if
-            nothing is marked.
-        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen:
-            `recording.map(…)`.
+        exact: False lets a denoiser keep its fast decoder: numbers are equal within rounding, and
+            the model may be under no edit.
+        layers: numbers in the order they run (from 0; negative from the end), or module paths or
+            whole parts of them ("layers.3"). The others cost nothing.
+        heads: numbers of the query heads.
+        steps: a container of step numbers, counted from 0 by marks, or else by forwards.
+        maps: (step, layer, head) triples whose map is kept (`recording.map`), whatever else is
+            chosen.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
-    head, states without a canvas, a compiled model, a cap on scores; for another thread's model; at
-    the end for no call.
+    head, states without a canvas, a compiled model; for another thread's model; at the end for no
+    call.
     """
     model = module_of(model)
     chosen = chosen_statistics(statistics)
@@ -272,7 +265,8 @@ def trace(
             "lacks: pass the sampling.Canvas that is decoded"
         )
     is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
-    recorder = Recorder(chosen, RecordingScope(**scope), canvas, is_shifted, exact)
+    scope = RecordingScope(layers, heads, steps, maps)
+    recorder = Recorder(chosen, scope, canvas, is_shifted, exact)
     with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards
