@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.errors import check_count, check_tensor, token_ids
+from sinklab.core.errors import check_count, check_tensor, whole_numbers
 
 # B batch rows, P prompt positions, S canvas positions, M wanted positions in row-major order
 
@@ -314,7 +314,7 @@ class RowEnds:
     """
 
     def __init__(self, stop_ids: Iterable[int] | int, canvas: Canvas) -> None:
-        self.ids = sorted(set(token_ids("stop_ids", stop_ids)))
+        self.ids = sorted(set(whole_numbers("stop_ids", stop_ids)))
         if not self.ids:
             raise ValueError(
                 "stop_ids needs at least one token id, got none; leave it out to decode every "

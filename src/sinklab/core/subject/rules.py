@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
+from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 from sinklab.core.registry import unmasking_rules
 from sinklab.core.subject.canvas import true_indices
 from sinklab.core.subject.tokens import TokenSampling, proposals, required, shaped
@@ -177,7 +177,7 @@ class LowConfidence(ConfidenceRule):
     probability at temperature 1, without top-p and top-k.
     """
 
-    defer_ids: tuple[int, ...] = limited((), read=token_ids)
+    defer_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Tokens whose confidence is 0, so that they are committed last (LLaDA's
     `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.errors import Checked, token_ids
+from sinklab.core.errors import Checked, limited, whole_numbers
 from sinklab.core.registry import Registry, caches, schedules, unmasking_rules
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class DecodingSettings(Checked):
     """Sample from this many of the most probable tokens; None samples from all."""
     cfg_scale: float = 0.0
     """Classifier-free guidance towards the prompt; 0 is off."""
-    suppress_ids: tuple[int, ...] = ()
+    suppress_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it
     to the right.
     """
@@ -78,11 +78,6 @@ class DecodingSettings(Checked):
         for name, value, registry in chosen:
             if value is not None and not isinstance(value, str):
                 object.__setattr__(self, name, registry.as_text(registry.parse(value)))
-        given: dict[str, Any] = {"suppress_ids": self.suppress_ids, "stop_ids": self.stop_ids}
-        for name, ids in given.items():
-            if ids is None:
-                ids = ()
-            object.__setattr__(self, name, token_ids(name, ids))
         super().__post_init__()
 
     def values(self) -> dict[str, Any]:

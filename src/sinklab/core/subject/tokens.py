@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import finest, on_device
-from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
+from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 
 # M candidate positions, V vocabulary, P pieces of it
 
@@ -40,7 +40,7 @@ class TokenSampling(Checked):
     """
     top_k: int | None = limited(None, at_least=1)
     """Keep this many of the most probable tokens (more if the last ones tie)."""
-    suppress_ids: tuple[int, ...] = limited((), read=token_ids)
+    suppress_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Tokens that are ruled out (logit -inf), as in LLaDA's `logits_eos_inf`."""
     text_vocabulary: int | None = limited(None, at_least=1)
     """Ids from here on take no part in any probability, such as image codes."""
