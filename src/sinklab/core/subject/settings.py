@@ -1,7 +1,6 @@
 """All options of decoding in one record: those that the command line takes and a run folder keeps.
 
-Texts and numbers alone, so that a run folder can hold them and `--help` can read them: torch loads
-when a method needs it.
+Texts and numbers alone, which a run folder can hold and `--help` reads without torch.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ DENOISING_ONLY = ("rule", "schedule", "cache", "steps", "block_length", "cfg_sca
 class DecodingSettings(Checked):
     """Settings of decoding a canvas.
 
-    A rule, schedule or cache is the text of a registered one, with its fields:
-    ``threshold:threshold=0.8``; of an object its text is kept. Ids may be one int, a list or a
-    tensor; they are kept as tuples. Raises ValueError for ids that are none, and for an object
-    whose class is not registered.
+    A rule, schedule or cache is the text of a registered one with its fields, such as
+    ``threshold:threshold=0.8``; an object becomes its text. Raises ValueError for an object whose
+    class is not registered.
     """
 
     rule: str = "low_confidence"
@@ -81,10 +79,8 @@ class DecodingSettings(Checked):
         super().__post_init__()
 
     def values(self) -> dict[str, Any]:
-        """The rule, schedule and cache as objects.
-
-        Raises ValueError for unknown names (listing the near ones), and for combinations that make
-        no sense on any canvas.
+        """The rule, schedule and cache as objects. Raises ValueError for unknown names, and for
+        combinations that make no sense on any canvas.
         """
         from sinklab.core.subject.denoisers import cache_of
         from sinklab.core.subject.rules import rule_of
@@ -113,8 +109,6 @@ class DecodingSettings(Checked):
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
             chosen: a rule, schedule or cache in place of the one set, an object or a text.
-
-        Raises ValueError for settings that do not fit together.
         """
         import torch
 
