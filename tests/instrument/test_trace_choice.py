@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core import registry
+from sinklab.core.errors import whole_numbers
 from sinklab.core.instrument import BlockKeys, TopKeys, call, intervene, trace
-from sinklab.core.instrument.scope import whole_numbers
 from tiny_models import HandWritten, llama
 
 NAMES = tuple(
@@ -168,7 +168,12 @@ def test_no_step_that_was_chosen_ran():
 
 
 def test_a_number_below_0_is_refused_behind_another():
-    refused("steps: numbers count from 0, got -1", whole_numbers, "steps", (3, -1))
+    refused(
+        r"steps takes whole numbers from 0, one or several, got \(3, -1\)",
+        whole_numbers,
+        "steps",
+        (3, -1),
+    )
 
 
 def test_numbers_may_be_numpys_and_name_a_head_twice():

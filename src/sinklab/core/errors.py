@@ -168,17 +168,20 @@ def check_tensor(
         raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)
 
 
-def token_ids(what: str, given: Any) -> tuple[int, ...]:
-    """An id or several (a tensor too) as a tuple. Raises ValueError for anything else."""
-    with suppress(TypeError):
-        return (operator.index(given),)
-    try:
-        return tuple(operator.index(one) for one in given)
-    except TypeError:
+def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
+    """One number or several (of a tensor too) as a tuple. Raises ValueError for what is no whole
+    number, and for numbers below 0.
+    """
+    numbers: tuple[Any, ...] = (as_int(given),)
+    if numbers == (None,):
+        with suppress(TypeError):
+            numbers = tuple(as_int(number) for number in given)
+    if None in numbers or min(numbers, default=0) < 0:
         raise ValueError(
-            f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids "
-            "gives them."
-        ) from None
+            f"{name} takes whole numbers from 0, one or several, got {given!r}; write a tuple such "
+            "as (0, 3), for tokens the ids of tokenizer.convert_tokens_to_ids"
+        )
+    return numbers
 
 
 def check_vocabulary(what: str, ids: Sequence[int], size: int) -> None:

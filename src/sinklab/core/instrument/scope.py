@@ -17,20 +17,6 @@ def as_iterable(given: Any) -> Iterable[Any]:
     return (given,)
 
 
-def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
-    """One number or several as a tuple. Raises ValueError for others, and below 0."""
-    numbers: list[Any] = [as_int(number) for number in as_iterable(given)]
-    if None in numbers:
-        raise ValueError(
-            f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)"
-        )
-    if numbers and min(numbers) < 0:
-        raise ValueError(
-            f"{name}: numbers count from 0, got {min(numbers)}: leave out what lies before"
-        )
-    return tuple(numbers)
-
-
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
     """Argument "layers" or "heads" as a tuple, each once; None: all. Raises ValueError for none."""
     if given is None:

@@ -15,16 +15,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.core.errors import check_count, check_tensor, token_ids
+from sinklab.core.errors import check_count, check_tensor, whole_numbers
 
 # B batch rows, P prompt positions, S canvas positions, M wanted positions in row-major order
 
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Start of decoding: `Canvas.from_prompts`, `Canvas.infill`, or tensors. Raises ValueError when
-    they disagree in shape or dtype, when an open position is padding or does not hold `mask_id`,
-    and when nothing is open.
+    """Start of decoding. Raises ValueError for tensors that disagree in shape or dtype, for an open
+    position that is padding or does not hold `mask_id`, and if none is open.
     """
 
     ids_BS: Tensor
@@ -99,9 +98,7 @@ class Canvas:
         return replace(self, **moved)
 
     def counted(self, number_BS: Tensor) -> Canvas:
-        """This canvas with open positions of equal number as a decoding block, counted from the
-        first one of each row.
-        """
+        """This canvas with open positions of equal number as a block, from 0 in each row."""
         first_B1 = number_BS.masked_fill(~self.open_BS, number_BS.max() + 1).amin(1, keepdim=True)
         block_BS = number_BS - first_B1
         dense_BS = torch.searchsorted(block_BS[self.open_BS].unique(), block_BS.contiguous())
@@ -123,16 +120,15 @@ class Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
         Args:
-            prompts: lists of token ids, padded here on the left, or an integer tensor (B, P) or
-                (P,). A prompt may be empty, and has no masks (see `infill`).
+            prompts: lists of token ids, or an integer tensor (B, P) or (P,).
             pad_id: id written at padding, needed when the lengths differ.
             context: the most positions the model can read.
             attention_BP: True or 1 at the real tokens of a tensor.
-            multiple: pad prompts to a multiple of this many columns.
-            closing: ids after the masks that are not decoded, such as BERT's [SEP].
+            multiple: prompts are padded to a multiple of this many columns.
+            closing: ids after the masks, such as BERT's [SEP].
 
-        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on
-        the right, a canvas longer than context, and masks in a prompt.
+        Raises ValueError for what does not fit: no prompts, padding on the right, a canvas longer
+        than context, masks in a prompt.
         """
         remedy = "leave it out to fill masks in the prompt, or use Canvas.infill"
         check_count("new_tokens", new_tokens, remedy)
@@ -182,9 +178,8 @@ class Canvas:
         attention_BS: Tensor | None = None,
         context: int | None = None,
     ) -> Canvas:
-        """Fill every mask of `ids_BS`; rows may have different numbers of masks.
-
-        Raises ValueError when there is no mask to fill and when rows are longer than `context`.
+        """Fill every mask of `ids_BS`. Raises ValueError if there is none, and for rows longer than
+        `context`.
         """
         ids_BS = _token_ids(ids_BS)
         real_BS = _flags("attention_BS", attention_BS, ids_BS)
@@ -197,9 +192,8 @@ class Canvas:
 
 
 def token_rows(what: str, given: Any) -> Tensor:
-    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one.
-
-    Raises ValueError that names the argument for a mapping, text and rows of unequal length.
+    """A tensor or lists as a tensor of rows; a single row becomes a batch of one. Raises ValueError
+    for a mapping, text and rows of unequal length.
     """
     if isinstance(given, Mapping):
         raise ValueError(
@@ -232,7 +226,7 @@ def _token_ids(given: Any) -> Tensor:
 
 
 def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
-    """Flags of real tokens, bool (B, S)."""
+    """Real tokens, bool (B, S)."""
     if given is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     real_BS = token_rows(name, given).to(ids_BS.device).bool()
@@ -241,10 +235,8 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
-    """Ids, int64 (B, P), padded on the left, and flags of real tokens, bool (B, P).
-
-    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without
-    `pad_id`.
+    """Ids, int64 (B, P), padded on the left, and real tokens, bool (B, P). Raises ValueError for no
+    prompts, text, a single prompt, and unequal lengths without `pad_id`.
     """
     if not len(prompts):
         raise ValueError(
@@ -288,15 +280,13 @@ class Places:
 
 
 def true_indices(flags: Tensor, count: int) -> Tensor:
-    """Flat indices of the `count` True values, int64 (M,): `nonzero` without a wait for the
-    device.
-    """
+    """Flat indices of the `count` True values, int64 (M,), without a wait for the device."""
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
 def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
-    """Positions in each block of the fullest row; and the block of every open position, int64 (B,
-    S), -1 elsewhere. Raises ValueError for block_length < 1.
+    """Positions per block of the fullest row; and the block of each open position, int64 (B, S), -1
+    elsewhere.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
     block_BS = canvas.block_BS
@@ -309,12 +299,10 @@ def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int]
 
 
 class RowEnds:
-    """The rows of a run that are finished, by stop ids. Raises ValueError when none is given, and
-    when [MASK] is one.
-    """
+    """The rows that stop ids have finished. Raises ValueError for no id, and for [MASK]."""
 
     def __init__(self, stop_ids: Iterable[int] | int, canvas: Canvas) -> None:
-        self.ids = sorted(set(token_ids("stop_ids", stop_ids)))
+        self.ids = sorted(set(whole_numbers("stop_ids", stop_ids)))
         if not self.ids:
             raise ValueError(
                 "stop_ids needs at least one token id, got none; leave it out to decode every "
@@ -330,8 +318,8 @@ class RowEnds:
         self.finished_B = torch.zeros_like(canvas.open_BS[:, 0])
 
     def fill(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids with all open positions to the right of a newly finished row's stop id filled
-        with it; and these positions, bool (B, S).
+        """The ids with a newly finished row's stop id in all open positions to its right; and these
+        positions, bool (B, S).
         """
         is_stop_BS = (ids_BS[..., None] == self._ids).any(-1)
         first_BS = self._open_BS & is_stop_BS & (masked_BS.cumsum(1) == 0)

@@ -1,7 +1,7 @@
 """Denoisers, which map token ids to logits, and caches, which say what an evaluation computes anew.
 
-The loop knows a model by these two alone, so that a published network, a plain function and a fast
-decoder are decoded by the same code; guidance is a denoiser that asks another one twice.
+The loop knows a model by these two alone: a published network, a plain function and a fast decoder
+are decoded by the same code.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from sinklab.core.subject.canvas import Canvas, Places
 
 
 class Cache:
-    """Says which columns to recompute; keys and values of the others stay as last computed. A
-    subclass writes `columns`, and `session` if it keeps something else.
+    """Says which columns to recompute; the others keep their last keys and values. A subclass
+    writes `columns`, and `session` if it keeps something else.
     """
 
     is_exact = False
     """Whether it changes no result: models with attention in blocks are then decoded with it."""
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
-        """Columns to recompute, the same in every row: a slice, sorted numbers int64 (W,), or None
-        for all.
+        """Columns to recompute in every row: a slice, sorted int64 (W,), or None for all.
 
         Args:
-            start, stop: the columns [start, stop) of the block; they must be recomputed.
+            start, stop: the block's columns [start, stop), always recomputed.
             length: columns of the canvas.
             nth: 0 at the first evaluation of the block; that of a canvas must be full.
         """
@@ -48,10 +47,7 @@ class Cache:
 
 
 def cache_of(given: Cache | str | None) -> Cache | None:
-    """The cache of this text, or the object itself; None for None and "none".
-
-    Raises ValueError for an unknown name, and for an object that is no cache.
-    """
+    """The cache of this text, or the object itself; None for None and "none"."""
     if given is None or given == "none":
         return None
     return caches.parse(given, Cache)
@@ -61,8 +57,8 @@ class Session:
     """A denoiser's memory of keys and values, for one run over one canvas under a cache."""
 
     def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
-        """Logits (M, V) at the wanted positions when these columns (`Cache.columns`), which hold
-        them, attend to all S columns, the others as remembered. The first call must be full.
+        """Logits (M, V) at the wanted positions, all within these columns (`Cache.columns`), which
+        attend to all S columns, the others as remembered. The first call must be full.
         """
         raise NotImplementedError
 
@@ -74,8 +70,8 @@ class Session:
 
 
 class Denoiser:
-    """A map from token ids to logits, bound to the padding of a canvas by whoever makes it. A
-    subclass writes `logits`, and `begin` if a cache can work with it.
+    """A map from token ids to logits, bound to the padding of a canvas. A subclass writes `logits`,
+    and `begin` if it can remember.
     """
 
     is_fast = False
@@ -90,8 +86,8 @@ class Denoiser:
         return self.logits(ids_BS, Places.of(wanted_BS))
 
     def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
-        """Logits (M, V) for the score of a text; with attention in blocks each block sees the right
-        ids `clean_BS` before it.
+        """Logits (M, V) for the score of a text: attention in blocks sees the ids `clean_BS` of the
+        blocks before.
         """
         return self(ids_BS, wanted_BS)
 
@@ -112,7 +108,7 @@ class Denoiser:
 
 
 class DenoisingModel:
-    """A model that fills masks: `denoise` takes it in place of its denoiser."""
+    """A model that fills masks; `denoise` asks it for its denoiser."""
 
     def denoiser(self, attention_mask: Tensor | None = None) -> Denoiser:
         """The denoiser of this model for canvases with this padding."""
@@ -134,8 +130,8 @@ class FunctionDenoiser(Denoiser):
 
 
 def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:
-    """The denoiser of a model, bound to the padding of the canvas; a denoiser or a function as one.
-    Raises ValueError for a model of another kind.
+    """The denoiser of a model for this canvas; a denoiser or a function as one. Raises ValueError
+    for a model of another kind.
     """
     model = module_of(given)
     if isinstance(model, DenoisingModel):
@@ -150,11 +146,9 @@ def denoiser_of(given: Any, canvas: Canvas) -> Denoiser:
 
 
 class Evaluation:
-    """A denoiser as the loop calls it, for one run over blocks (int64 (B, S), -1 elsewhere): under
-    the cache given, else under the denoiser's exact cache, else with everything computed.
-
-    Raises ValueError for a cache with a denoiser that cannot remember, and if a block stands in
-    different columns in different rows: a row alone would recompute others than the batch.
+    """A denoiser as the loop calls it: under the cache given, else under its exact cache, else with
+    everything computed. Raises ValueError for a cache if a block's columns differ between rows: a
+    row alone would recompute others than the batch.
     """
 
     def __init__(self, denoiser: Denoiser, cache: Cache | None, block_BS: Tensor) -> None:
@@ -179,7 +173,7 @@ class Evaluation:
             self._session = denoiser.begin(cache)
 
     def __call__(self, ids_BS: Tensor, at: Places, block: int, nth: int) -> Tensor:
-        """Logits (M, V) at these places: the nth evaluation (0 = first) of this block."""
+        """Logits (M, V) of the nth evaluation (0 = first) of this block."""
         span = self._spans[block]
         at = replace(at, columns=span)
         # asked every time: a trace, under which there is none, may begin between two evaluations
@@ -197,11 +191,10 @@ class Evaluation:
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
     """Classifier-free guidance: un + (scale + 1) * (cond - un), with the prompt masked for `un`.
-    Tokens that `cond` rules out (-inf) stay ruled out; scale 0 is the denoiser itself.
+    Tokens that `cond` rules out (-inf) stay so; scale 0 is the denoiser itself.
 
-    Raises ValueError for a scale that is not finite, and on the first call when `prompt_BS`
-    (`canvas.prompt_BS`) does not fit the ids. Source: Nie et al. 2024 (2410.18514), in the form of
-    LLaDA's `generate`.
+    Raises ValueError for a scale that is not finite. Source: Nie et al. 2024 (2410.18514), in the
+    form of LLaDA's `generate`.
     """
     if not math.isfinite(scale):
         raise ValueError(
@@ -214,8 +207,8 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
 
 @dataclass(frozen=True, eq=False)
 class Guided(Session, Denoiser):
-    """`guided`, of two denoisers or of two memories. The conditional call comes first, so a
-    recording that keeps the first forward of a step sees the real prompt.
+    """Guidance of two denoisers or memories. The conditional call comes first: a recording of a
+    step's first forward sees the real prompt.
     """
 
     cond: Any
@@ -225,7 +218,7 @@ class Guided(Session, Denoiser):
     mask_id: int
 
     def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
-        """The mixed logits."""
+        """The mixed logits. Raises ValueError for another canvas's prompt."""
         remedy = "pass canvas.prompt_BS of the same canvas"
         check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
         how = {}

@@ -1,10 +1,9 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback.
 
-A masked diffusion model gives logits for every position at once, and a decoder chooses which
-proposals to keep. Published decoders differ in three things: the score of a proposal (rule), how
-many are committed at an evaluation (schedule), and what is computed anew (cache). All three are
-values, and meet here alone: evaluate the masks of a block, propose, score, commit the best, until
-no mask is left; then the next block. A step reads the device once: on a GPU each read is a wait.
+Published decoders differ in the score of a proposal (rule), how many are committed at an evaluation
+(schedule), and what is computed anew (cache). These are values, and meet here alone: evaluate the
+masks of a block, propose, score, commit the best, until no mask is left; then the next block. A
+step reads the device once: on a GPU each read is a wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,8 +40,8 @@ from sinklab.core.subject.tokens import TokenOptions, TokenSampling, perturbed, 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One evaluation of the denoiser and the tokens committed after it. Later steps never change
-    its tensors, which are fit for training even if the denoiser ran in inference mode.
+    """One evaluation and the tokens committed after it. Later steps never change its tensors, which
+    are fit for training even if the denoiser ran in inference mode.
     """
 
     index: int
@@ -75,9 +74,7 @@ class Step:
 
     @cached_property
     def confidence_BS(self) -> Tensor:
-        """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN
-        elsewhere.
-        """
+        """float, the rule's score of each candidate; NaN elsewhere."""
         nothing_BS = self.score_M.new_full(self.candidates_BS.shape, torch.nan)
         return nothing_BS.masked_scatter(self.candidates_BS, self.score_M)
 
@@ -95,30 +92,26 @@ def denoise(
     stop_ids: Iterable[int] | int | None = None,
     **tokens: Unpack[TokenOptions],
 ) -> Iterator[Step]:
-    """Decode the open positions of `canvas`: checks now, runs while it is iterated. Each item is a
-    step; the last step's `ids_BS` is the result.
-
-    [MASK] itself is never proposed; every open position is committed exactly once, ties from the
+    """Decode the open positions of `canvas` while the steps are iterated; the last step has the
+    result, `ids_BS`. [MASK] is never proposed; every open position is committed once, ties from the
     left, or filled after the end of its row.
 
     Args:
-        denoiser: a model, or the result of `sinklab.load`; or a `Denoiser`, or a function (ids_BS,
-            wanted_BS) -> logits_MV, bound to `canvas.attention_BS` by its builder.
-        rule: an unmasking rule, a function of the `Candidates`, or the text of a rule
-            ("low_confidence:alg_temp=0.1").
-        schedule: a schedule or its text; "even" when left out ("timed" with the rule "origin").
+        denoiser: a model, the result of `sinklab.load`, a `Denoiser`, or a function (ids_BS,
+            wanted_BS) -> logits_MV that knows `canvas.attention_BS`.
+        rule: an unmasking rule, its text ("low_confidence:alg_temp=0.1"), or a function of the
+            `Candidates`.
+        schedule: a schedule or its text; by default the rule's usual one.
         cache: a cache or its text; None recomputes everything.
-        steps: evaluations in all, by default one per position, divided evenly over the blocks;
-            refused if rows with unequal numbers of open positions would not get the same as alone.
+        steps: evaluations in all, divided evenly over the blocks; by default one per position.
         block_length: open positions per block, decoded from left to right; by default one block.
-            Masks may stand anywhere.
         generator: needed by rules that draw and by a temperature above 0; shared by the batch.
-        stop_ids: once a row holds one of these in an open position with no mask to its left, the
-            open positions to its right are filled with it, and the row is finished.
+        stop_ids: once a row holds one of these with no mask to its left, the open positions to its
+            right are filled with it, and the row is finished.
         tokens: `temperature`, `top_p` and the other fields of `TokenSampling`.
 
-    Raises ValueError here for settings that do not fit together, and while iterating (naming the
-    step) for logits of the wrong shape, NaN logits, NaN scores and ids beyond the vocabulary.
+    Raises ValueError for settings that do not fit together, or by which a row would be decoded
+    otherwise than alone; and while iterating, with the step, for wrong logits or scores.
     Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     denoiser = denoiser_of(denoiser, canvas)
@@ -153,9 +146,7 @@ def denoise(
 
 @dataclass(frozen=True, eq=False)
 class DenoisingLoop:
-    """The arguments of `denoise`, checked, and its loop. A schedule may write another loop of its
-    parts (`Schedule.loop`).
-    """
+    """The arguments of `denoise` and its loop; `Schedule.loop` may build another of its parts."""
 
     canvas: Canvas
     evaluate: Evaluation
@@ -238,7 +229,7 @@ class DenoisingLoop:
                 nth += 1
 
     def candidates(self, logits_MV: Tensor, ids_BS: Tensor, at: Places, step: str) -> Candidates:
-        """The candidates. Raises ValueError for logits of another shape."""
+        """The candidates. Raises ValueError for logits of the wrong shape."""
         what = f"what a denoiser returns at {step}"
         remedy = "one row per wanted position: logits_BSV[wanted_BS]"
         check_tensor(what, logits_MV, (len(at.flat_M), None), remedy=remedy)
@@ -277,9 +268,7 @@ class DenoisingLoop:
         return chosen_BS.view_as(at.wanted_BS)
 
     def _remaining(self, masked_BS: Tensor, *numbers: Tensor) -> tuple[list[int], bool]:
-        """Masks that are left in each block, and whether one of these numbers may be wrong: read
-        from the device in one piece.
-        """
+        """Masks left in each block, and whether a number may be wrong, in one read."""
         # first the positions of no block, then the blocks, last the wrong numbers
         counts_N = masked_BS.new_zeros(len(self.limits) + 2, dtype=torch.int64)
         counts_N.index_add_(0, self.block_BS.flatten() + 1, masked_BS.flatten().long())

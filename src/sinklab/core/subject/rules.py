@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
+from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 from sinklab.core.registry import unmasking_rules
 from sinklab.core.subject.canvas import true_indices
 from sinklab.core.subject.tokens import TokenSampling, proposals, required, shaped
@@ -25,9 +25,7 @@ from sinklab.core.subject.tokens import TokenSampling, proposals, required, shap
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. Whatever costs a pass over the vocabulary is computed on
-    first use.
-    """
+    """The candidates of one evaluation; a pass over the vocabulary is made on first use."""
 
     logits_MV: Tensor
     """Logits as the denoiser gave them, [MASK] included; -inf for suppressed ids."""
@@ -67,7 +65,7 @@ class Candidates:
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """Values that each proposal was chosen by (NaN if logits are NaN), and the proposals."""
+        """The value each proposal was chosen by (NaN if logits are), and the proposals."""
         cut_MV = None
         if self.sampling.temperature > 0 and self.sampling.cuts:
             cut_MV = self.shaped_MV
@@ -79,7 +77,7 @@ class Candidates:
         return self.drawn[1]
 
     def of_proposals(self, probability_MV: Tensor) -> Tensor:
-        """The number (M,) that each proposal has in a tensor over the vocabulary."""
+        """The value (M,) of each proposal."""
         return probability_MV.gather(-1, self.tokens_M[:, None])[:, 0]
 
     @cached_property
@@ -98,9 +96,7 @@ class Candidates:
 
 
 class UnmaskingRule:
-    """A score for every candidate of a step. A subclass writes `__call__`; a plain function of the
-    candidates will do as well.
-    """
+    """A score for every candidate of a step. A subclass writes `__call__`."""
 
     measure: ClassVar[str | None] = None
     """Kind of the scores, so that a schedule that reads them can refuse others:
@@ -150,9 +146,8 @@ class FunctionRule(UnmaskingRule):
 
 
 def rule_of(given: UnmaskingRule | Callable[[Candidates], Tensor] | str) -> UnmaskingRule:
-    """The rule of this text, the rule itself, or a function as a rule.
-
-    Raises ValueError for a class in place of its object, and for what cannot be called.
+    """The rule of this text, the rule itself, or a function as a rule. Raises ValueError for
+    anything else, a class too.
     """
     if callable(given) and not isinstance(given, UnmaskingRule | type):
         return FunctionRule(given)
@@ -174,10 +169,10 @@ class ConfidenceRule(UnmaskingRule, Checked):
 @dataclass(frozen=True)
 class LowConfidence(ConfidenceRule):
     """Commit the most probable proposals first (LLaDA's `low_confidence` remasking), by the softmax
-    probability at temperature 1, without top-p and top-k.
+    at temperature 1, without top-p and top-k.
     """
 
-    defer_ids: tuple[int, ...] = limited((), read=token_ids)
+    defer_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Tokens whose confidence is 0, so that they are committed last (LLaDA's
     `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 
@@ -222,8 +217,8 @@ class LeftToRight(UnmaskingRule):
 
 
 def check_numbers(best_M: Tensor, score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
-    """Raises ValueError for a best logit of NaN (if any in its row is) or -inf (if every token is
-    ruled out), and for a score of NaN; infinite scores of both signs, which sum to NaN, are fine.
+    """Raises ValueError for a best logit of NaN (any in its row is) or -inf (every token is ruled
+    out), and for a score of NaN; infinite scores are fine.
     """
     nan = int(best_M.isnan().sum())
     if nan:

@@ -21,11 +21,9 @@ from sinklab.core.subject.tokens import TokenSampling
 
 
 def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
-    """Tokens to commit at each of `steps` steps: floor(n / steps), and one more in the first n mod
-    steps of them.
-
-    Returns int64 of shape (*n_masked.shape, steps). Raises ValueError for steps < 1. Source: LLaDA
-    (2502.09992), `get_num_transfer_tokens`.
+    """Tokens to commit at each step, int64 (*n_masked.shape, steps): floor(n / steps), and one more
+    in the first n mod steps. Raises ValueError for steps < 1. Source: LLaDA (2502.09992),
+    `get_num_transfer_tokens`.
     """
     check_count("steps", steps, "leave steps out to commit one token per step.")
     count = torch.as_tensor(n_masked, dtype=torch.int64)
@@ -34,10 +32,9 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
 
 
 def split_steps(sizes: Sequence[int], steps: int | None) -> list[int]:
-    """Share `steps` out to blocks of these sizes: evenly, remainder to the first. Steps that a
-    short block cannot use go to the others by the same rule. None gives one step per position.
-
-    Raises ValueError when a block would get no step, or a step no position.
+    """Share `steps` out to blocks of these sizes: evenly, remainder to the first; what a block
+    cannot use goes to the others. None gives one step per position. Raises ValueError when a block
+    would get no step, or a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -83,9 +80,7 @@ class Turn:
 
 
 class Schedule:
-    """How far down the ranking a step commits. A subclass writes `count`, and `evaluations` if
-    there are others.
-    """
+    """How far down the ranking a step commits. A subclass writes `count`."""
 
     name: ClassVar[str]
     """Name for errors."""
@@ -97,19 +92,13 @@ class Schedule:
     """Whether there may be more evaluations than positions, which changes the counts."""
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """The most evaluations that each block may take.
-
-        Args:
-            sizes: positions per block, of the fullest row.
-            steps: the number requested, in all; None commits one token per step. Raises ValueError
-                when it makes no sense.
+        """The most evaluations of each block, given its positions in the fullest row. Raises
+        ValueError for a number of `steps` that makes no sense.
         """
         return split_steps(sizes, steps)
 
     def count(self, turn: Turn) -> Tensor:
-        """Commits of every row, int64 (B,), or (1,) if `pooled`; any number above a row's
-        candidates means all of them.
-        """
+        """Commits of every row, int64 (B,), or (1,) if `pooled`; too many means all of them."""
         raise NotImplementedError(f"{self} has no method count of its own; write it")
 
     def loop(self, run: Any) -> Iterator[Any]:
@@ -117,9 +106,7 @@ class Schedule:
         return run.steps()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """Raises ValueError for a rule whose scores this schedule cannot use; by default for one
-        that does not rank.
-        """
+        """Raises ValueError for a rule whose scores this schedule cannot use."""
         if rule.measure == "chance":
             raise self.misfit(rule, "decides on every position alone", "use schedule='timed'")
 
@@ -133,8 +120,8 @@ class Schedule:
 def schedule_of(
     given: Schedule | str | None, rule: UnmaskingRule, sampling: TokenSampling
 ) -> Schedule:
-    """The schedule of this text, the object itself, or the usual one of the rule for None. Raises
-    ValueError for a combination that makes no sense, whatever the canvas.
+    """The schedule of this text, the object itself, or for None the rule's usual one. Raises
+    ValueError for a combination that makes no sense.
     """
     if given is None:
         given = rule.usual_schedule
@@ -150,8 +137,8 @@ def schedule_of(
 
 
 def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
-    """Raises ValueError if a row with fewer masks would get other counts than alone, because steps
-    are divided over blocks, or time over masks, by the fullest row.
+    """Raises ValueError if a row with fewer masks would get other counts than alone, as the fullest
+    row divides steps over blocks, or time over masks.
     """
     in_time = schedule.allows_surplus_steps
     is_shared = blocks > 1 and steps is not None
@@ -174,10 +161,7 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
 @schedules.register("even")
 @dataclass(frozen=True)
 class EvenQuota(Schedule):
-    """Commit a block's tokens in equal parts (LLaDA).
-
-    Every step takes floor(n / steps) tokens, and one more in the first n mod steps.
-    """
+    """Commit a block's tokens in equal parts, as `commit_counts` divides them (LLaDA)."""
 
     name = "even"
 

@@ -1,7 +1,6 @@
 """All options of decoding in one record: those that the command line takes and a run folder keeps.
 
-Texts and numbers alone, so that a run folder can hold them and `--help` can read them: torch loads
-when a method needs it.
+Texts and numbers alone, which a run folder can hold and `--help` reads without torch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.errors import Checked, token_ids
+from sinklab.core.errors import Checked, limited, whole_numbers
 from sinklab.core.registry import Registry, caches, schedules, unmasking_rules
 
 if TYPE_CHECKING:
@@ -26,10 +25,9 @@ DENOISING_ONLY = ("rule", "schedule", "cache", "steps", "block_length", "cfg_sca
 class DecodingSettings(Checked):
     """Settings of decoding a canvas.
 
-    A rule, schedule or cache is the text of a registered one, with its fields:
-    ``threshold:threshold=0.8``; of an object its text is kept. Ids may be one int, a list or a
-    tensor; they are kept as tuples. Raises ValueError for ids that are none, and for an object
-    whose class is not registered.
+    A rule, schedule or cache is the text of a registered one with its fields, such as
+    ``threshold:threshold=0.8``; an object becomes its text. Raises ValueError for an object whose
+    class is not registered.
     """
 
     rule: str = "low_confidence"
@@ -56,9 +54,9 @@ class DecodingSettings(Checked):
     """Sample from this many of the most probable tokens; None samples from all."""
     cfg_scale: float = 0.0
     """Classifier-free guidance towards the prompt; 0 is off."""
-    suppress_ids: tuple[int, ...] = ()
+    suppress_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it
     to the right.
     """
@@ -78,18 +76,11 @@ class DecodingSettings(Checked):
         for name, value, registry in chosen:
             if value is not None and not isinstance(value, str):
                 object.__setattr__(self, name, registry.as_text(registry.parse(value)))
-        given: dict[str, Any] = {"suppress_ids": self.suppress_ids, "stop_ids": self.stop_ids}
-        for name, ids in given.items():
-            if ids is None:
-                ids = ()
-            object.__setattr__(self, name, token_ids(name, ids))
         super().__post_init__()
 
     def values(self) -> dict[str, Any]:
-        """The rule, schedule and cache as objects.
-
-        Raises ValueError for unknown names (listing the near ones), and for combinations that make
-        no sense on any canvas.
+        """The rule, schedule and cache as objects. Raises ValueError for unknown names, and for
+        combinations that make no sense on any canvas.
         """
         from sinklab.core.subject.denoisers import cache_of
         from sinklab.core.subject.rules import rule_of
@@ -118,8 +109,6 @@ class DecodingSettings(Checked):
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
             text_vocabulary: ids from here on are no text; None when all are.
             chosen: a rule, schedule or cache in place of the one set, an object or a text.
-
-        Raises ValueError for settings that do not fit together.
         """
         import torch
 

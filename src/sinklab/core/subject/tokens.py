@@ -1,6 +1,6 @@
 """Proposed tokens at masked positions: temperature, top-p, top-k.
 
-Published samplers draw from the same distributions by different arithmetic; here is one exact form.
+Published samplers draw from the same distributions by different arithmetic; this is one exact form.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import finest, on_device
-from sinklab.core.errors import Checked, check_vocabulary, limited, token_ids
+from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 
 # M candidate positions, V vocabulary, P pieces of it
 
@@ -40,15 +40,13 @@ class TokenSampling(Checked):
     """
     top_k: int | None = limited(None, at_least=1)
     """Keep this many of the most probable tokens (more if the last ones tie)."""
-    suppress_ids: tuple[int, ...] = limited((), read=token_ids)
+    suppress_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Tokens that are ruled out (logit -inf), as in LLaDA's `logits_eos_inf`."""
     text_vocabulary: int | None = limited(None, at_least=1)
     """Ids from here on take no part in any probability, such as image codes."""
 
     def allowed(self, logits_MV: Tensor) -> Tensor:
-        """The logits of the tokens that may be written. Raises ValueError for suppressed ids beyond
-        the vocabulary.
-        """
+        """The logits of the tokens that may be written."""
         logits_MV = logits_MV[:, : self.text_vocabulary]
         if not self.suppress_ids:
             return logits_MV
@@ -67,8 +65,8 @@ class TokenSampling(Checked):
 
 
 def shaped(logits_MV: Tensor, sampling: TokenSampling) -> Tensor:
-    """The logits after temperature (if above 0), then top-p, then top-k; -inf for tokens that are
-    cut. Source: `top_p_logits` and `top_k_logits` of Dream's generation_utils.py.
+    """The logits after temperature (if above 0), then top-p, then top-k; -inf for tokens cut.
+    Source: `top_p_logits` and `top_k_logits` of Dream's generation_utils.py.
     """
     if sampling.temperature not in (0, 1):
         logits_MV = logits_MV / sampling.temperature
@@ -96,10 +94,10 @@ def sample_tokens(
     """Draw one token per row from softmax(logits / temperature) after top-p and top-k, int64 (M,);
     temperature 0 takes the argmax.
 
-    Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1,
-    drawn in float64: coarser noise cuts the tail off and so lowers the temperature in effect.
-    LLaDA's exp(logits) / (-log U)^T and Dream's categorical draw are the same distribution, but the
-    former overflows. A CPU generator gives the same draw whatever the model runs on.
+    Uses the Gumbel-max trick as argmax(logits - T log E) with E exponential of rate 1, drawn in
+    float64: coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's
+    exp(logits) / (-log U)^T is the same distribution, but overflows. A CPU generator gives the same
+    draw whatever the model runs on.
 
     Raises ValueError for numbers out of range, and for T > 0 without a generator.
     """
@@ -117,9 +115,10 @@ def proposals(
     mask_id: int | None,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """The best value and the token proposed in every row, never `mask_id`; NaN logits give a NaN
-    value. `cut_MV` are the `shaped` logits if top-p or top-k cut some; rows in which they leave
-    nothing but [MASK] get the most probable other token.
+    """The best value and the token proposed in every row, never `mask_id`; NaN for NaN logits.
+
+    `cut_MV` are the `shaped` logits if top-p or top-k cut some; a row in which they leave nothing
+    but [MASK] gets the most probable other token.
     """
     if sampling.temperature == 0:
         return _best_but(logits_MV, mask_id)
@@ -158,17 +157,14 @@ def _best_but(logits_MV: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits_MV.max(-1)`, the first of equal ones; on the CPU in two levels, which is five times
-    as fast.
-    """
+    """`logits_MV.max(-1)`, the first of equals; on the CPU in two levels, five times as fast."""
     width = 64
     vocabulary = logits_MV.shape[-1]
     if logits_MV.device.type != "cpu" or vocabulary < width:
         best_M, token_M = logits_MV.max(-1)
         return best_M, token_M
     whole = vocabulary // width
-    # The maximum of every 64 columns is vectorised where its index is not; the last piece overlaps
-    # the one before it.
+    # A maximum is vectorised where its index is not; the last piece overlaps the one before it.
     pieces_MP = logits_MV[:, : whole * width].unflatten(1, (whole, width)).amax(-1)
     if whole * width < vocabulary:
         pieces_MP = torch.cat([pieces_MP, logits_MV[:, -width:].amax(-1, keepdim=True)], 1)
@@ -188,8 +184,8 @@ def required(generator: torch.Generator | None, what: str) -> torch.Generator:
 
 
 def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:
-    """Keys whose descending order draws candidates without replacement, in proportion to exp(score
-    / alg_temp): Gumbel-top-k.
+    """Keys whose descending order is a draw without replacement, in proportion to exp(score /
+    alg_temp): Gumbel-top-k.
     """
     source = required(generator, "alg_temp")
     noise_M = _log_exponential(score_M, source)
@@ -197,9 +193,7 @@ def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | Non
 
 
 def _log_exponential(like: Tensor, source: torch.Generator) -> Tensor:
-    """The logarithm of exponential numbers of rate 1, of this shape; float64 if both devices have
-    that (else the tail is a little shorter).
-    """
+    """Logarithms of exponential numbers of rate 1, in float64 if both devices have it."""
     noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(
         generator=source
     )

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited
+from sinklab.core.errors import limited, whole_numbers
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.selectors import Selector
-from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sinklab.core.errors import limited
+from sinklab.core.errors import limited, whole_numbers
 from sinklab.core.instrument import (
     Call,
     Edit,
@@ -19,7 +19,6 @@ from sinklab.core.instrument import (
     Listener,
 )
 from sinklab.core.instrument.routes import tapped
-from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import interventions
 from sinklab.lab.measures.values import reference_values
 from sinklab.lab.scoring.hidden_states import Part, StateHandler

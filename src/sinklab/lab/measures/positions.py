@@ -6,10 +6,9 @@ from dataclasses import MISSING, dataclass
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited
+from sinklab.core.errors import limited, whole_numbers
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.edit import Edit
-from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import interventions
 
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited
+from sinklab.core.errors import limited, whole_numbers
 from sinklab.core.instrument import Call, InterventionLog, Listener
 from sinklab.core.instrument.edits.edit import Edit, Editor
-from sinklab.core.instrument.scope import chosen, whole_numbers
+from sinklab.core.instrument.scope import chosen
 from sinklab.core.registry import interventions
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sinklab.core.compat import generation_modes
-from sinklab.core.errors import check_tensor, limited
+from sinklab.core.errors import check_tensor, limited, whole_numbers
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.edit import Edit, Editor
 from sinklab.core.instrument.edits.effect import ChosenKeys
@@ -32,7 +32,6 @@ from sinklab.core.instrument.edits.selectors import (
     first_query,
 )
 from sinklab.core.instrument.keys import as_columns, extended
-from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
 

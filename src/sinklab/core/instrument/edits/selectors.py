@@ -11,9 +11,8 @@ from dataclasses import MISSING, dataclass
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, limited, one_of
+from sinklab.core.errors import Checked, limited, one_of, whole_numbers
 from sinklab.core.instrument.call import Call
-from sinklab.core.instrument.scope import whole_numbers
 from sinklab.core.instrument.states import position_states_of
 from sinklab.core.registry import registered, rules, selectors
 from sinklab.core.sinks import DEFAULT, STATES, Rule
