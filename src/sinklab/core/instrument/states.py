@@ -47,8 +47,8 @@ def position_states_of(
     if ids_BS is None or mask_id is None or needs_canvas:
         raise ValueError(
             f"{asked_by} needs the state of positions, which a canvas and token ids tell, but "
-            f"{call.layer} runs without; decode with model.denoiser(), pass input_ids, or name "
-            "positions such as queries='from32'"
+            f"{call.layer} runs without; decode with model.denoiser(), pass input_ids to a model "
+            "whose config has a mask_token_id, or name positions such as queries='from32'"
         )
     return torch.where(ids_BS == mask_id, MASKED, COMMITTED)
 

@@ -65,6 +65,8 @@ class Statistic:
 
     def measure(self, call: Any) -> Tensor:
         """Measure one layer: a tensor with `axes`, the axis "layer" left out."""
+        if not self.reads:
+            raise NotImplementedError(f"{self} has no method measure of its own; write it")
         return call.result(self.reads[0])
 
 

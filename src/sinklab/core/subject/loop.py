@@ -123,6 +123,7 @@ def denoise(
     if rule.draws:
         required(generator, f"the rule {rule}")
     check_count("steps", steps, "leave steps out to commit one token per step.")
+    # with decoding blocks inside those of a model whose attention goes in blocks; else the same
     canvas = denoiser.in_blocks(canvas, block_length)
     sizes, block_BS = numbered_blocks(canvas, block_length)
     limits = schedule.evaluations(sizes, steps)
@@ -141,6 +142,7 @@ def denoise(
         generator,
         ends,
     )
+    # by default `run.steps()`
     return schedule.loop(run)
 
 
@@ -182,10 +184,11 @@ class DenoisingLoop:
                         f"{self.schedule} left masks behind in block {block} after {limit} "
                         "evaluations."
                     )
-                # 1) evaluate the masks of the block, and nothing else
+                # 1) ask for logits of the masks of the block: the cache says which columns run
                 candidates_BS = masked_BS & (self.block_BS == block)
                 flat_M = true_indices(candidates_BS, remaining[block])
                 at = Places(candidates_BS, flat_M)
+                # these forwards are of one run: edits and traces count its steps, and forget others
                 with torch.no_grad(), decoding(self):
                     logits_MV = self.evaluate(ids_BS, at, block, nth)
                     candidates = self.candidates(logits_MV, ids_BS, at, step)
