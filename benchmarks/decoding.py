@@ -307,13 +307,13 @@ class UntoldSession(Session):
 @contextmanager
 def as_it_was(device: str) -> Iterator[None]:
     """Every value of a step is read at once, and no graph is recorded."""
-    context.AT_ONCE.add(device)
+    context.SYNCHRONOUS.add(device)
     try:
         with eager():
             yield
     finally:
         if device != "cpu":
-            context.AT_ONCE.discard(device)
+            context.SYNCHRONOUS.discard(device)
 
 
 @contextmanager

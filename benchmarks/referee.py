@@ -100,7 +100,7 @@ class Watch(UnmaskingRule):
     def __post_init__(self) -> None:
         # those of the rule, on which schedules and sampling depend
         self.measure = self.rule.measure  # type: ignore[misc]
-        self.reads_shaped = self.rule.reads_shaped
+        self.sees_truncation = self.rule.sees_truncation
         self.usual_schedule = self.rule.usual_schedule
 
     def __call__(self, candidates: Any) -> Tensor:

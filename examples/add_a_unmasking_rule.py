@@ -11,7 +11,7 @@ from sinklab.lab.cli import main
 @unmasking_rules.register("discounted")
 def discounted(candidates, discount=0.05):
     """Commit where the proposed token's probability, less a discount for its column, is highest."""
-    confidence_M = candidates.of_proposals(candidates.probability_MV)
+    confidence_M = candidates.at_proposals(candidates.probability_MV)
     first_B = candidates.candidates_BS.long().argmax(1)
     first_M = first_B[candidates.rows_M]
     return confidence_M - discount * (candidates.columns_M - first_M)

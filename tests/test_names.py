@@ -41,7 +41,7 @@ ALLOWED = {
     "held_BH": "the same, before it is logged",
 }
 """Names as they are, or with the class or function around them, and why they stay."""
-LEFT = 43
+LEFT = 16
 """Names in the core that still have another word; each one that is mended lowers this."""
 
 STEMS = {"seed", "need", "speed", "feed", "embed", "exceed", "proceed"}
@@ -61,7 +61,7 @@ STATED = {
     "_split": "a verb: it splits",
 }
 """Functions that may be named so, and why."""
-PARTICIPLES = 51
+PARTICIPLES = 25
 """Functions in the core that are named by a participle still; each one that is mended lowers
 this."""
 

@@ -216,7 +216,7 @@ def test_fields_that_make_no_sense_are_refused(fields, message):
 
 
 def test_spared_positions_are_none_below_zero():
-    refused("spare.* -1", Sparing, TopKeys(1), (-1,))
+    refused("spare.*-1", Sparing, TopKeys(1), (-1,))
 
 
 @pytest.mark.parametrize(

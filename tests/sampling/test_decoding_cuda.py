@@ -55,7 +55,7 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
     ours = decoded(model, rows, cache, **settings)
     monkeypatch.setattr(FastDecoder, "records", False)
     eager = decoded(model, rows, cache, **settings)
-    monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
+    monkeypatch.setattr(context, "SYNCHRONOUS", {"cpu", "cuda"})
     # without padding it would round otherwise, and all masks of a row without a prompt are alike
     monkeypatch.setattr(Packed, "rows", lambda *given: None)
     twin = decoded(model, rows, cache, is_told=False, **settings)
@@ -122,7 +122,7 @@ def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache
     model = toy().cuda()
     with intervene(model, edit) as log:
         ours = decoded(model, "ragged", cache)
-    monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
+    monkeypatch.setattr(context, "SYNCHRONOUS", {"cpu", "cuda"})
     with intervene(model, edit) as twin_log:
         twin = decoded(model, "ragged", cache, is_told=False)
     assert all(

@@ -79,7 +79,7 @@ def steps_of(denoiser, some, cache, settings):
 @pytest.fixture
 def far(monkeypatch):
     """As if values of the CPU were far away: decoding avoids to read them."""
-    return lambda: monkeypatch.setattr(context, "AT_ONCE", set())
+    return lambda: monkeypatch.setattr(context, "SYNCHRONOUS", set())
 
 
 @pytest.mark.parametrize("cache", CACHES)

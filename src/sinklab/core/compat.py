@@ -102,7 +102,7 @@ def without_tf32(device: torch.device) -> Iterator[None]:
         switch.fp32_precision = before
 
 
-def with_sdpa_replaced(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def replace_sdpa(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """A function of torch.nn.functional that is written in Python, with `attention` in place of
     SDPA: a mode is given it whole. Torch's own stays as it is.
     """

@@ -170,10 +170,10 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
         seen_by = xp.zeros((1,) * max(np.ndim(given), 1)) + float(seen_by)
     a, seen_by = even_share(received, seen_by, positions)
     exists = (seen_by > 0) & ~xp.isnan(a)
-    return flagged(a, rules.parse(rule, Callable), seen_by, exists)
+    return apply_rule(a, rules.parse(rule, Callable), seen_by, exists)
 
 
-def flagged(received: Any, rule: Rule, seen_by: Any, exists: Any) -> Any:
+def apply_rule(received: Any, rule: Rule, seen_by: Any, exists: Any) -> Any:
     """Result of `find_sinks` for scores that `even_share` scaled, and keys that are there."""
     xp = namespace(received)
     exists = exists & is_judgeable(seen_by)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import finest
+from sinklab.core.attention.context import widest_float
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.subject.rules import (
@@ -34,7 +34,7 @@ class MaskgitPlus(ConfidenceRule):
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        return candidates.of_proposals(candidates.shaped_probability_MV)
+        return candidates.at_proposals(candidates.shaped_probability_MV)
 
 
 @unmasking_rules.register("topk_margin")
@@ -87,7 +87,7 @@ class PositionalOrder(UnmaskingRule):
         """The rule with its order drawn: one permutation of the columns per row."""
         source = required(generator, "positional order")
         noise_BS = torch.rand(
-            open_BS.shape, dtype=finest(source.device), generator=source, device=source.device
+            open_BS.shape, dtype=widest_float(source.device), generator=source, device=source.device
         )
         rank_BS = noise_BS.argsort(1).to(open_BS.device)
 

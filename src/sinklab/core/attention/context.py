@@ -31,20 +31,20 @@ def module_of(given: Any) -> Any:
     return given.as_module() if hasattr(given, "as_module") else given
 
 
-AT_ONCE = {"cpu"}
+SYNCHRONOUS = {"cpu"}
 """Kinds of device whose values are ready when an operation returns."""
 
 
 def reads_wait(device: torch.device) -> bool:
     """Whether reading a value from this device makes the program wait for a queue."""
-    return device.type not in AT_ONCE
+    return device.type not in SYNCHRONOUS
 
 
 NO_FLOAT64 = {"mps"}
 """Kinds of device that have no float64."""
 
 
-def finest(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
     """float64, or float32 on devices without float64."""
     if device.type in NO_FLOAT64:
         return torch.float32

@@ -21,8 +21,8 @@ from sinklab.core.compat import (
     declares_interface,
     has_own_forward,
     lacks_sdpa,
+    replace_sdpa,
     stated,
-    with_sdpa_replaced,
     wrap_attention,
 )
 from sinklab.core.registry import attention_functions
@@ -130,7 +130,7 @@ def with_attention(
             "otherwise and which nobody can listen to: call "
             "torch.backends.mha.set_fastpath_enabled(False), here and for runs to compare"
         )
-    return with_sdpa_replaced(function, attend)
+    return replace_sdpa(function, attend)
 
 
 def _remedy(model: nn.Module) -> str:

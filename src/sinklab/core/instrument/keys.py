@@ -14,7 +14,7 @@ from sinklab.core.attention.context import reads_wait
 from sinklab.core.attention.visibility import allowed, compact
 
 
-def narrowed(mask: Tensor | None, keep: Tensor) -> Tensor:
+def and_mask(mask: Tensor | None, keep: Tensor) -> Tensor:
     """A boolean or additive mask, or none, that also blocks every key that is not in `keep`."""
     if mask is None:
         return keep
@@ -31,7 +31,7 @@ def dense_mask(call: Any) -> Tensor:
     if call.is_causal:
         queries = call.q_BHQD.shape[2]
         seen_QS = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
-        return narrowed(mask, seen_QS[None, None])
+        return and_mask(mask, seen_QS[None, None])
     if mask is None:
         return torch.ones(1, 1, 1, keys, dtype=torch.bool, device=device)
     return compact(mask)
@@ -64,7 +64,7 @@ def blocked(
         others_BHQS = others_BHQS & ~kept_QS
     left_BHQ = (others_BHQS & ~keys).any(-1)
     alone_BHQ = others_BHQS.any(-1) & ~left_BHQ
-    masked = narrowed(mask, ~keys)
+    masked = and_mask(mask, ~keys)
     if kept_QS is None and (reads_wait(keys.device) or bool(alone_BHQ.any())):
         empty_BH = ~left_BHQ.any(-1).expand(call.q_BHQD.shape[:2])
         call.check(empty_BH.any(), partial(_refuse_empty, call.layer, empty_BH, keys.shape[-1]))
@@ -98,7 +98,7 @@ def last_query(call: Any) -> tuple[Tensor, Tensor | None]:
     if call.is_causal:
         # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
         keys = call.k_BKSD.shape[2]
-        mask = narrowed(mask, torch.arange(keys, device=last_B.device) <= at_B111)
+        mask = and_mask(mask, torch.arange(keys, device=last_B.device) <= at_B111)
     return query_BH1D, mask
 
 
@@ -134,7 +134,7 @@ def as_columns(
     return highest(order_BHS, blocked_BHS, blocked_BHS.sum(-1, keepdim=True), max_count)
 
 
-def extended(blocked_BHS: Tensor, keys: int) -> Tensor:
+def pad_flags(blocked_BHS: Tensor, keys: int) -> Tensor:
     """Flags for this many keys: those that came since are not blocked."""
     return pad(blocked_BHS, (0, max(0, keys - blocked_BHS.shape[-1])))
 

@@ -107,7 +107,7 @@ class ModelTap(Tap, TorchFunctionMode):
                 with self:
                     return function(module, *given, **options)
             kind = attention_functions[base]
-            call, edited = self._made(path, kind.read(module, *given, **options))
+            call, edited = self._edit_call(path, kind.read(module, *given, **options))
             made: tuple[Any, ...] = (module, *given)
             if edited is not call:
                 made, options = kind.write(call, edited, *made, **options)
@@ -210,7 +210,9 @@ class ModelTap(Tap, TorchFunctionMode):
         return is_observed(self.model)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        call, edited = self._made(self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs)
+        call, edited = self._edit_call(
+            self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs
+        )
         attention = _SDPA
         if not in_backward() and any(listener.reads_scores for listener in self.listeners):
             attention = fast_path(fast_attentions, edited) or _SDPA
@@ -221,7 +223,7 @@ class ModelTap(Tap, TorchFunctionMode):
         self.observed(edited, out)
         return out
 
-    def _made(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:
+    def _edit_call(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:
         if path in self._origins:
             self._origins[path].check(path, given["key"].shape[-2])
         return self.edited(path, given)

@@ -146,7 +146,7 @@ class Canvas:
                 "out."
             )
         else:
-            ids_BP, real_BP = left_padded(prompts, pad_id)
+            ids_BP, real_BP = pad_left(prompts, pad_id)
         padding = (-ids_BP.shape[1] % multiple, 0)
         ids_BP, real_BP = pad(ids_BP, padding), pad(real_BP, padding)
         rows, width = ids_BP.shape
@@ -234,7 +234,7 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
     return real_BS
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+def pad_left(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
     """Ids, int64 (B, P), padded on the left, and real tokens, bool (B, P). Raises ValueError for no
     prompts, text, a single prompt, and unequal lengths without `pad_id`.
     """

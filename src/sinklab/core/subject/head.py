@@ -126,11 +126,11 @@ def recomputed_loss(
     """Σ weight · cross-entropy; the backward pass makes each chunk of logits again."""
     parts = zip(*(part.split(chunk) for part in (states_MD, labels_M, weights_M)), strict=True)
     return torch.stack(
-        [checkpoint(_summed, logits, *part, use_reentrant=False) for part in parts]
+        [checkpoint(_sum, logits, *part, use_reentrant=False) for part in parts]
     ).sum()
 
 
-def _summed(
+def _sum(
     logits: Callable[[Tensor], Tensor], states_CD: Tensor, labels_C: Tensor, weights_C: Tensor
 ) -> Tensor:
     logits_CV = logits(states_CD)

@@ -33,7 +33,7 @@ from sinklab.core.subject.denoisers import (
 )
 from sinklab.core.subject.rules import Candidates, UnmaskingRule, check_numbers, rule_of
 from sinklab.core.subject.schedules import Schedule, Turn, check_equal_rows, schedule_of
-from sinklab.core.subject.tokens import TokenOptions, TokenSampling, perturbed, required
+from sinklab.core.subject.tokens import TokenOptions, TokenSampling, perturb, required
 
 # B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 
@@ -172,7 +172,7 @@ class DenoisingLoop:
             total = sum(self.limits)
         ids_BS = canvas.ids_BS
         masked_BS = canvas.open_BS
-        remaining, _ = self._remaining(masked_BS)
+        remaining, _ = self._count_masks(masked_BS)
         index = 0
         for block, limit in enumerate(self.limits):
             size_B = (masked_BS & (self.block_BS == block)).sum(1)
@@ -213,7 +213,7 @@ class DenoisingLoop:
                     ids_BS, filled_BS = ends.fill(ids_BS, masked_BS)
                     masked_BS = masked_BS & ~filled_BS
                 # 4) see what is left: the one wait for the device
-                remaining, wrong = self._remaining(masked_BS, best_M, score_M)
+                remaining, wrong = self._count_masks(masked_BS, best_M, score_M)
                 if wrong:
                     check_numbers(best_M, score_M, rule, step)
                 yield Step(
@@ -252,7 +252,7 @@ class DenoisingLoop:
         """The best candidates, as many as the schedule says of this `Turn`, bool (B, S)."""
         key_M = score_M
         if self.rule.alg_temp:
-            key_M = perturbed(score_M, self.rule.alg_temp, self.generator)
+            key_M = perturb(score_M, self.rule.alg_temp, self.generator)
         # A rule may score a candidate -inf; it must still rank above every other position.
         key_M = key_M.clamp(min=torch.finfo(key_M.dtype).min)
         key_BS = key_M.new_full(at.wanted_BS.shape, -torch.inf)
@@ -270,7 +270,7 @@ class DenoisingLoop:
         chosen_BS = torch.zeros_like(among_BS).scatter_(1, order_BS, first_BS) & among_BS
         return chosen_BS.view_as(at.wanted_BS)
 
-    def _remaining(self, masked_BS: Tensor, *numbers: Tensor) -> tuple[list[int], bool]:
+    def _count_masks(self, masked_BS: Tensor, *numbers: Tensor) -> tuple[list[int], bool]:
         """Masks left in each block, and whether a number may be wrong, in one read."""
         # first the positions of no block, then the blocks, last the wrong numbers
         counts_N = masked_BS.new_zeros(len(self.limits) + 2, dtype=torch.int64)

@@ -76,7 +76,7 @@ class Candidates:
         """int64, the token that would be committed at each candidate."""
         return self.drawn[1]
 
-    def of_proposals(self, probability_MV: Tensor) -> Tensor:
+    def at_proposals(self, probability_MV: Tensor) -> Tensor:
         """The value (M,) of each proposal."""
         return probability_MV.gather(-1, self.tokens_M[:, None])[:, 0]
 
@@ -108,7 +108,7 @@ class UnmaskingRule:
     """
     usual_schedule = "even"
     """Text of the schedule when none is given."""
-    reads_shaped = True
+    sees_truncation = True
     """Whether top-p and top-k change the scores; if not, they are refused at temperature 0."""
     needs_generator = False
     """Whether the rule draws."""
@@ -176,7 +176,7 @@ class LowConfidence(ConfidenceRule):
     """Tokens whose confidence is 0, so that they are committed last (LLaDA's
     `confidence_eos_eot_inf`). The probabilities of the others are taken without them."""
 
-    reads_shaped = False
+    sees_truncation = False
 
     def __call__(self, candidates: Candidates) -> Tensor:
         # Not exp(logit - logsumexp): near probability 1 its rounding would reorder candidates.
@@ -187,7 +187,7 @@ class LowConfidence(ConfidenceRule):
             deferred = torch.tensor(self.defer_ids, device=candidates.logits_MV.device)
             rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
             probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
-        return candidates.of_proposals(probability_MV)
+        return candidates.at_proposals(probability_MV)
 
 
 @unmasking_rules.register("random")

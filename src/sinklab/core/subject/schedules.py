@@ -127,7 +127,7 @@ def schedule_of(
         given = rule.usual_schedule
     schedule: Schedule = schedules.parse(given, Schedule)
     schedule.check_rule(rule)
-    if sampling.temperature == 0 and sampling.cuts and not rule.reads_shaped:
+    if sampling.temperature == 0 and sampling.cuts and not rule.sees_truncation:
         raise ValueError(
             f"top_p and top_k do nothing at temperature 0 with the rule {rule}, got "
             f"top_p={sampling.top_p} and "

@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import finest, on_device
+from sinklab.core.attention.context import on_device, widest_float
 from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 
 # M candidate positions, V vocabulary, P pieces of it
@@ -183,7 +183,7 @@ def required(generator: torch.Generator | None, what: str) -> torch.Generator:
     return generator
 
 
-def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:
+def perturb(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:
     """Keys whose descending order is a draw without replacement, in proportion to exp(score /
     alg_temp): Gumbel-top-k.
     """
@@ -194,7 +194,7 @@ def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | Non
 
 def _log_exponential(like: Tensor, source: torch.Generator) -> Tensor:
     """Logarithms of exponential numbers of rate 1, in float64 if both devices have it."""
-    noise = torch.empty(like.shape, dtype=finest(source.device), device=source.device).exponential_(
-        generator=source
-    )
-    return noise.to(like.device, finest(like.device)).log_()
+    noise = torch.empty(
+        like.shape, dtype=widest_float(source.device), device=source.device
+    ).exponential_(generator=source)
+    return noise.to(like.device, widest_float(like.device)).log_()

@@ -16,10 +16,10 @@ from sinklab.core.registry import rules
 from sinklab.core.sinks import (
     Array,
     Rule,
+    apply_rule,
     at_least_single,
     broadcast_like,
     even_share,
-    flagged,
     is_judgeable,
     namespace,
     where_exists,
@@ -314,7 +314,7 @@ class Slab:
             heads = np.flatnonzero(self.main >= 0)
             cells = heads * received.shape[-1] + self.main.reshape(-1)[heads]
         else:
-            flags = flagged(received, named, queries, self.exists)
+            flags = apply_rule(received, named, queries, self.exists)
             cells = np.flatnonzero(flags)
         found = Found(received, cells)
         if flags is not None:

@@ -177,7 +177,7 @@ def generate(
         )
     from transformers import TextDiffusionStreamer
 
-    from sinklab.core.subject.canvas import left_padded
+    from sinklab.core.subject.canvas import pad_left
     from sinklab.core.subject.generation import GenerateByDenoising
     from sinklab.lab.scoring.prompts import encode
 
@@ -189,7 +189,7 @@ def generate(
             say(_written(loaded, text, new_tokens, settings, chat=chat, stream=stream), exact=True)
         return
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
-    ids_BP, real_BP = left_padded(
+    ids_BP, real_BP = pad_left(
         [encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0
     )
     # a streamer asks its tokenizer for text, and for nothing else

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from sinklab.core.compat import stated
 from sinklab.core.instrument import InterventionLog, intervene, position_states
 from sinklab.core.subject import Canvas, DecodingSettings, sample_tokens
-from sinklab.core.subject.canvas import left_padded
+from sinklab.core.subject.canvas import pad_left
 from sinklab.core.subject.denoisers import FunctionDenoiser
 from sinklab.lab.checkpoints import Loaded
 
@@ -359,7 +359,7 @@ class ContinuingWriter(Writer):
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         loaded = texts.loaded
         settings = texts.settings
-        ids_BP, real_BP = left_padded([list(request.ids) for request in texts.requests], 0)
+        ids_BP, real_BP = pad_left([list(request.ids) for request in texts.requests], 0)
         self.ids_BS = ids_BP.to(loaded.model.device)
         self._real_BS = real_BP.to(loaded.model.device)
         super().__init__(texts, log, self._real_BS)
@@ -479,7 +479,7 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     config = loaded.config
     prompts = [list(request.ids) for request in requests]
     if new_tokens == 0:
-        ids_BS, real_BS = left_padded([closed(config, ids) for ids in prompts], 0)
+        ids_BS, real_BS = pad_left([closed(config, ids) for ids in prompts], 0)
         limit = config.text_positions
         return Canvas.infill(
             ids_BS, mask_id=config.mask_token_id, attention_BS=real_BS, context=limit

@@ -31,7 +31,7 @@ from sinklab.core.instrument.edits.selectors import (
     chosen_queries,
     first_query,
 )
-from sinklab.core.instrument.keys import as_columns, extended
+from sinklab.core.instrument.keys import as_columns, pad_flags
 from sinklab.core.registry import interventions, registered, removals, rules, selectors
 from sinklab.core.sinks import DEFAULT, Rule
 
@@ -202,7 +202,7 @@ class BlockKeys(Edit):
                 f"the selection was made for {rows} rows and {keys} keys, but this forward has "
                 f"{now[0]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
-        return replace(found, blocked_BHS=extended(found.blocked_BHS, now[2]))
+        return replace(found, blocked_BHS=pad_flags(found.blocked_BHS, now[2]))
 
     def _choose(self, call: Call, kept_BHS: Tensor | None) -> ChosenKeys:
         """Keys that the selector chooses beside those that are blocked already, in the edited

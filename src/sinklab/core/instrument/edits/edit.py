@@ -145,7 +145,7 @@ class Editor(Listener):
             here = self.here(call)
         if here is None:
             return call
-        edited = self.checked(self.intervention.before(here), here)
+        edited = self.check_call(self.intervention.before(here), here)
         if edited is here:
             self.is_unchanged = True
             return call
@@ -205,7 +205,7 @@ class Editor(Listener):
             chosen=None,
         )
 
-    def checked(self, edited: Any, call: Call) -> Call:
+    def check_call(self, edited: Any, call: Call) -> Call:
         """The call that an edit returned. Raises ValueError for anything else, and for queries,
         keys and values that do not belong together.
         """

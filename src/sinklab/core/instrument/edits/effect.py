@@ -10,7 +10,7 @@ from torch import Tensor
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.instrument.call import Call, real_queries_B1
-from sinklab.core.instrument.keys import extended, one_row_mask
+from sinklab.core.instrument.keys import one_row_mask, pad_flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +49,11 @@ def with_dose(before: Call, after: Call, numbers: dict[str, Tensor]) -> dict[str
     found: ChosenKeys | None = after.chosen
     is_masked = after.mask is not before.mask or after.is_causal != before.is_causal
     if found is None or is_masked:
-        left_BH = before.of_heads(keys_seen(after))
+        left_BH = before.of_heads(count_keys_seen(after))
     else:
-        left_BH = before.of_heads(keys_seen(before, found.blocked_BHS))
+        left_BH = before.of_heads(count_keys_seen(before, found.blocked_BHS))
     if found is None:
-        numbers["keys"] = before.of_heads(keys_seen(before)) - left_BH
+        numbers["keys"] = before.of_heads(count_keys_seen(before)) - left_BH
     numbers["left"] = left_BH
     if found is not None and not found.by_query:
         # A query left as it was saw nothing but these keys: it gives them a mass of 1.
@@ -84,7 +84,7 @@ def removed_share(before: Call, after: Call) -> Tensor:
     return removed_BHQ.sum(-1) / real_queries_B1(before)
 
 
-def keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
+def count_keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
     """Number of keys a query sees in this call, less those removed: mean over the queries that are
     not padding, (B, H).
     """
@@ -99,6 +99,6 @@ def keys_seen(call: Call, blocked_BHS: Tensor | None = None) -> Tensor:
 
 def jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
     """Share of the keys of both among the keys of either, (B, H); NaN if there are none."""
-    b_BHS = extended(b_BHS, a_BHS.shape[-1])
-    a_BHS = extended(a_BHS, b_BHS.shape[-1])
+    b_BHS = pad_flags(b_BHS, a_BHS.shape[-1])
+    a_BHS = pad_flags(a_BHS, b_BHS.shape[-1])
     return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)
