@@ -2,8 +2,7 @@
 
 A rule judges the mean weight of a key, the attention that it receives over the number of queries
 that see it, so that causal maps and cached steps are read as full ones are. Keys are on the last
-axis, with any axes in front, in numpy arrays or torch tensors; NaN marks keys that do not exist,
-which are never sinks. ``examples/add_a_rule.py`` is a rule of your own.
+axis of numpy arrays or torch tensors; NaN marks keys that do not exist.
 """
 
 # S keys; "..." stands for any axes in front of the key axis
@@ -22,9 +21,7 @@ from sinklab.core.registry import rules
 Array = TypeVar("Array")
 
 STATES = ("masked", "committed", "prompt")
-"""Names of the states by code: still to be written, written at an earlier step, given; padding has
-the code -1.
-"""
+"""Names of the states by code: to be written, written, given; padding has the code -1."""
 MASKED, COMMITTED, PROMPT = range(3)
 
 SCALES = ("sum", "mean", "percent", "zscore")
@@ -33,16 +30,13 @@ LEAST_QUERIES = 8
 UNSEEN = 1e-12
 """queries of a key that none sees, to avoid division by 0"""
 SINGLE_ROW = 3.0
-"""the epsilon of the published figures: with fewer than S / epsilon viewers, one query alone could
-push a key over the threshold
-"""
+"""epsilon of the published figures: seen by fewer than S / epsilon queries, a key needs only one"""
 
 
 class Rule(Protocol):
     """Rule for sinks; a registered one may be a function.
 
-    A rule that is a bound on a_j may have ``threshold(seen_by)``, the column sum to exceed if so
-    many queries see the key; figures draw it.
+    One that is a bound on a_j may have ``threshold(seen_by)``, which figures draw.
     """
 
     def __call__(self, received: Any, seen_by: Any, exists: Any) -> Any:
@@ -51,9 +45,8 @@ class Rule(Protocol):
         Args:
             received: (..., key) column sums a_j; an even share is 1.
             seen_by: number of queries that see each key, broadcastable to ``received``; 1e-12 for a
-                key that none sees, so that the mean weight ``received / seen_by`` is defined.
-            exists: (..., key) keys to be judged; for others ``received`` may be anything, and the
-                answer does not count.
+                key that none sees, so that ``received / seen_by`` is defined.
+            exists: (..., key) keys to be judged; others may be anything.
         """
         ...
 
@@ -124,8 +117,7 @@ class Excess(Checked):
 class Gu(Checked):
     """A sink gets a mean weight above ``weight`` from its queries (Gu et al. 2410.10781, 3.2).
 
-    The mean is over the queries that see the key: T - k + 1 for the k-th of T under a causal mask,
-    as in the paper, and all T in a bidirectional model.
+    The mean is over the queries that see the key: T - k + 1 for the k-th of T under a causal mask.
     """
 
     weight: float = limited(0.3, at_least=0, below=1, remedy="it is a mean attention weight")
@@ -150,10 +142,9 @@ def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any =
     Args:
         received: (..., key) column sums a_j, numpy array or torch tensor.
         rule: an object that is called as `Rule` says, or its text such as "excess:epsilon=5".
-        seen_by: number of queries that may see each key, broadcastable to ``received``: of a
-            recording ``recording.array("visible")[:, :, None, None]``; the number of keys if all
-            queries see all. Keys that too few see are never sinks (`is_judgeable`).
-        positions: number of canvas positions, as `even_share` takes it: needed under caches.
+        seen_by: number of queries that may see each key, broadcastable to ``received``
+            (``recording.array("visible")[:, :, None, None]``); the number of keys if all see all.
+        positions: number of canvas positions, for `even_share`: needed under caches.
 
     Raises:
         ValueError: for shapes that do not fit, an object that is no rule, and if a rule refuses.
@@ -204,13 +195,11 @@ def at_least_single(array: Any, xp: ModuleType) -> Any:
 
 
 def even_share(received: Array, seen_by: Any, positions: Any = None) -> tuple[Array, Any]:
-    """(received, seen_by) scaled as if every position had run as a query, so that an even share is
-    1 at every step.
+    """(received, seen_by) scaled as if every position had run as a query: under a cache only some
+    do, and an even share would not be 1.
 
-    Under a cache only some positions run, and column sums are small for want of queries. Both are
-    multiplied by ``positions`` (broadcastable to ``received`` without its key axis) over the most
-    queries that see any one key. Half precision is widened. Raises ValueError when shapes do not
-    fit.
+    Both are multiplied by ``positions`` (``received`` without its key axis) over the most queries
+    that see any one key. Raises ValueError when shapes do not fit.
     """
     xp = namespace(received)
     a = at_least_single(received, xp)
@@ -228,9 +217,7 @@ def even_share(received: Array, seen_by: Any, positions: Any = None) -> tuple[Ar
 
 
 def broadcast_like(array: Any, a: Any, name: str) -> Any:
-    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts to
-    it; "positions" were given without a key axis.
-    """
+    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts."""
     if namespace(a) is np:
         array = array.astype(a.dtype, copy=False)
     else:
@@ -265,8 +252,8 @@ def has_unequal_counts(seen_by: Any) -> Any:
 
 
 def is_judgeable(seen_by: Any) -> Any:
-    """Keys (..., key) that enough queries see to be judged: any number if all keys of a row have
-    as many, else (a causal mask) max(8, S / 3), S being the most that see any key.
+    """Keys (..., key) that enough queries see: any number if all keys of a row have as many, else
+    (a causal mask) max(8, S / 3), S being the most that see any key.
     """
     xp = namespace(seen_by)
     seen = xp.nan_to_num(seen_by)
@@ -275,11 +262,11 @@ def is_judgeable(seen_by: Any) -> Any:
 
 
 def even_weight(seen_by: Any) -> Any:
-    """e_j (..., key): the weight that a key would get from the queries that see it if each weighed
-    its keys alike, the mean of 1 / (keys that the query sees); NaN if no query sees it.
+    """e_j (..., key): the weight of a key if each query that sees it weighed its keys alike, the
+    mean of 1 / (keys that the query sees); NaN if none sees it.
 
-    Counts tell it if keys are seen from some query on (a causal or block-causal mask, no sliding
-    window): the q-th query from the end sees the keys that at least q see.
+    Counts say it under a causal or block-causal mask: the q-th query from the end sees the keys
+    that at least q see.
     """
     xp = namespace(seen_by)
     seen = xp.nan_to_num(seen_by)

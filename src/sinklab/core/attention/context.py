@@ -1,7 +1,5 @@
-"""Context that code that runs attention gives code that watches it: neither imports the other.
-
-The arguments of a call do not say whether it is meant to be seen, or which run and canvas it
-belongs to; and a decoder that skips work has to know whether it is watched.
+"""What code that runs attention and code that watches it tell each other, as neither imports the
+other: whether a call is meant to be seen, which run and canvas it belongs to, who is watched.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -69,10 +67,7 @@ def _during(variable: ContextVar, value: object) -> Iterator[None]:
 
 def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
     """Hide the attention calls made inside the block from every trace and intervention, except
-    those attached to `but_of` or a part of it.
-
-    The pass that computes a sink prefix is no step of the text, nor an encoder's pass one of its
-    decoder.
+    those attached to `but_of` or a part of it: the pass that computes a sink prefix is no step.
     """
     return _during(_OBSERVED, but_of or False)
 
@@ -87,11 +82,8 @@ def is_observed(model: nn.Module | None = None) -> bool:
 
 @contextmanager
 def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Say that the attention calls of a module are read: while the block lasts, it may not leave
-    any of them out.
-
-    Holds in every thread, for the module and those inside it and around it. `parts`: all its
-    modules, if they are known.
+    """Say that the attention calls of a module are read, so that it may leave none out: in every
+    thread, for the module and those inside and around it. `parts`: its modules, if known.
     """
     global _blocks
     # kept, so that no other module gets their ids
@@ -107,17 +99,15 @@ def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[No
 
 
 def is_watched(module: nn.Module, times: int = 1) -> bool:
-    """Whether so many `watching(…)` blocks are open on this module, its parts, or what it is part
-    of. A decoder that leaves out queries or module calls checks this first.
-    """
+    """Whether so many `watching(…)` blocks are open on this module, its parts, or its owners."""
     # never changed in place: another thread may open a block meanwhile
     blocks = _blocks
     return times <= sum(any(id(part) in block for part in module.modules()) for block in blocks)
 
 
 def decoding(run: object) -> AbstractContextManager[None]:
-    """Say that the model calls inside the block are made for this run: one sequence or batch, from
-    its first step on. Code that compares steps starts afresh with another (by identity).
+    """Say that the model calls inside the block are made for this run, one sequence or batch: code
+    that compares steps starts afresh with another.
     """
     return _during(_DECODING, run)
 
@@ -151,10 +141,7 @@ def running(
     ids_BS: Tensor, columns: slice | Tensor | None = None, state_BS: Tensor | None = None
 ) -> AbstractContextManager[None]:
     """Say that the model calls inside the block evaluate this canvas, and which of its columns
-    become queries: under a cache nothing in their arguments says so.
-
-    `state_BS`: states of positions that ids do not tell; if left out, those announced for the same
-    ids by the enclosing block hold.
+    become queries. `state_BS`: states that ids do not tell, else those of the enclosing block.
     """
     outer = _RUNNING.get()
     if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
@@ -163,6 +150,4 @@ def running(
 
 
 running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
-"""The canvas of the innermost `running(…)` block, if any: a denoiser announces those of calls that
-are watched.
-"""
+"""The canvas of the innermost `running(…)` block, if any."""

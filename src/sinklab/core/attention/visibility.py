@@ -1,9 +1,8 @@
 """Visibility: the queries that may see each key, read off the mask of a call.
 
 How much a key receives means little without the number of queries that could give it any, which
-causal masks, padding and caches make differ from key to key. The mask of a call tells it, by flags
-or by numbers that are added to the scores. These block keys or weigh them by distance; a mask that
-could do either is refused, since a guess could be wrong.
+causal masks, padding and caches make differ from key to key. Masks are flags, or numbers added to
+the scores, which block keys or weigh them: one that could do either is refused.
 """
 
 # B batch, H query heads, Q queries, S keys; an axis of a mask may be 1
@@ -132,9 +131,8 @@ class Visibility:
         """Key of the first query, without a canvas: the last Q keys are theirs, as in a cache that
         grows.
 
-        A static cache has room behind them. Under a causal mask the farthest that a query sees past
-        its number gives their start, on the device of the mask; if several see equally far, the
-        mask is not causal and does not tell.
+        A static cache has room behind them: there the farthest that a query sees past its number
+        gives their start; if several see equally far, the mask is not causal and does not tell.
         """
         _, queries, keys = self.shape
         if self.mask is None or queries >= keys:

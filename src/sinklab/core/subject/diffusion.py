@@ -24,14 +24,9 @@ def sample_times(
 ) -> Tensor:
     """Draw diffusion times t_B in [eps, 1], the masking probability of the linear schedule.
 
-    Args:
-        batch: B ≥ 1.
-        eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
-        sampler: ``"iid"`` draws t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM);
-            ``"low_discrepancy"`` shares one u, u_b = (u + b / B) mod 1 in random row order, for
-            less variance of the loss.
-
-    Raises ValueError for an argument out of range.
+    ``"iid"``: t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM). ``"low_discrepancy"``: one u for
+    all, u_b = (u + b / B) mod 1 in random row order, for less variance of the loss. `eps` bounds
+    its weight 1/t. Raises ValueError for an argument out of range.
     """
     if not 0 < eps < 1:
         raise ValueError(
@@ -62,16 +57,13 @@ def corrupt(
 
     Args:
         ids_BS: clean token ids, int64.
-        t_B: times in (0, 1], (B,) or (B, S) of each token; 1 masks everything.
+        t_B: times in (0, 1], (B,) or (B, S) of each token.
         mask_id: id of [MASK].
         maskable_BS: False where a token must stay; None allows all.
         generator: on the device of ``ids_BS``.
 
-    Returns:
-        ``noisy_BS`` and ``masked_BS`` (True where a token was replaced).
-
-    Raises:
-        ValueError: for shapes that disagree, or a time out of range.
+    Returns the noisy ids and ``masked_BS``, True where a token was replaced. Raises ValueError for
+    shapes that disagree, or a time out of range.
     """
     check_tensor("ids", ids_BS, (None, None))
     t_BS = _by_token(t_B, ids_BS)
@@ -123,11 +115,7 @@ def masked_token_loss(
         maskable_BS: tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar) or ``"row"`` ((B,), each row by its own N).
 
-    Returns:
-        float32, or float64 if the logits are.
-
-    Raises:
-        ValueError: for shapes that disagree, an unknown reduction, or N = 0.
+    Raises ValueError for shapes that disagree, an unknown reduction, or N = 0.
     """
     one_of("reduction", reduction, ("mean", "row"))
     check_tensor(

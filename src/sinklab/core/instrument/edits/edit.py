@@ -31,16 +31,14 @@ from sinklab.core.registry import interventions
 
 @dataclass(frozen=True, kw_only=True)
 class Edit(Checked):
-    """Base of edits of the attention calls of some layers and heads. A function of the call is
-    registered under a name, or a subclass with `before`::
+    """Base of edits of attention calls. A function of the call is registered under a name, or a
+    subclass with `before`::
 
         @interventions.register("temper")
         def temper(call, temperature=2.0):
             q_BHQD = call.q_BHQD.clone()
             q_BHQD[:, call.heads] /= temperature
             return replace(call, q_BHQD=q_BHQD)
-
-    Edits that take keys away are `BlockKeys`, which logs them.
 
     Raises ValueError for layers and heads that are no numbers or names.
     """
@@ -168,11 +166,9 @@ class Editor(Listener):
                 self.intervention.after(here)
 
     def here(self, call: Call) -> Call | None:
-        """The call with the heads to edit, the step, the added sinks and the memory of its layer;
-        None if the layer is not edited.
-
-        Raises ValueError for a head that is not there, and for a negative number before layers can
-        be counted.
+        """The call with the heads to edit, the step and the memory of its layer; None if the layer
+        is not edited. Raises ValueError for a head that is not there, and for a negative layer
+        before they can be counted.
         """
         scope = self.scope
         log = self.log

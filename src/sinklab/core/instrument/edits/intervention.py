@@ -108,8 +108,7 @@ class InterventionLog(Listener):
     def reset(self, *, run_begins: bool = False) -> None:
         """Begin a new sequence or batch: forget every choice of keys. The log stays.
 
-        For loops of your own: a run of `denoise` begins one by itself (`run_begins`), for which a
-        clean pass may have been run ahead, so that its choice stays.
+        A run of `denoise` begins one by itself (`run_begins`): what a clean pass chose ahead stays.
         """
         if not run_begins:
             self.tap.flush()
@@ -145,11 +144,8 @@ class InterventionLog(Listener):
         return Dose.of(record for record in self.removals if label in (None, record.label))
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
-        """Everything that was removed as columns of a table, a row per forward, edit, row of the
-        batch, layer and head; columns as in `RemovalRecord`, layer by its number.
-
-        With `keys=True` the list column "key_list" holds the keys, sink columns included. Numpy
-        arrays, but for lists "edit" and "key_list".
+        """Everything that was removed as columns of a table (`TABLE_COLUMNS`), a row per forward,
+        edit, row of the batch, layer and head. `keys` adds lists of the keys, "key_list".
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = dict.fromkeys(TABLE_COLUMNS)
@@ -210,27 +206,23 @@ def intervene(
             …
         log.summary()
 
-    An edit may be its text: ``"window_attention:radius=8"``. Edits apply in the order given, those
-    of an outer block first, each to the call that the one before it left. Calls inside
-    `sinklab.core.attention.unobserved()` are left alone. Every run of `denoise` starts afresh; in a
-    loop of your own call `log.reset()` when a new sequence or batch begins.
-
-    An edit that could act and removed nothing (no key passed its rule) is a dose of zero, a result.
-    One that never could (a closed loop over a single step) is an error.
+    Edits apply in the order given, those of an outer block first, each to the call that the one
+    before it left. Every run of `denoise` starts afresh; in a loop of your own call `log.reset()`
+    when a new sequence or batch begins. An edit that removed nothing (no key passed its rule) is a
+    result; one that never could (a closed loop over a single step) is an error.
 
     Args:
         model: a module, or what has `as_module()`.
-        edits: edits, or their texts.
-        forwards_per_step: forwards that a sampler runs in a step (guidance: two), so that each is
-            compared with its own predecessor.
-        measure: whether to measure the attention that is really taken away ("removed", "left",
-            "strongest"), which takes a pass over queries and keys for each edit and layer.
+        edits: edits, or their texts such as ``"window_attention:radius=8"``.
+        forwards_per_step: forwards of a step (guidance: two), each with its own past.
+        measure: whether to measure "removed", "left" and "strongest", which takes a pass over
+            queries and keys for each edit and layer.
         allow_idle: accept an edit that never could act: `log.idle` names it.
 
     Raises:
-        ValueError: for an argument that is no edit, a model that cannot be tapped (`tapped`),
-            layers, heads and positions that are not there, edits that leave a query no key, and at
-            the end of the block if the model ran and never called `scaled_dot_product_attention`.
+        ValueError: for an argument that is no edit, a model that cannot be tapped, layers, heads
+            and positions that are not there, edits that leave a query no key, and at the end of
+            the block if the model ran and never called `scaled_dot_product_attention`.
     """
     wanted = as_edits(edits)
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
