@@ -2,6 +2,7 @@
 
 # B batch, L layers, H heads, S keys
 import math
+from dataclasses import dataclass
 
 import pandas as pd
 import pytest
@@ -10,8 +11,9 @@ from dense_twin import dense, received, top
 from probed import IDS, padding
 from torch.testing import assert_close
 
-from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, Edit, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.instrument.edits.intervention import TABLE_COLUMNS
+from sinklab.core.registry import interventions
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
 from tiny_models import Attends, HandWritten, checkpointed, llama
@@ -41,6 +43,47 @@ def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them
     # the text has changed between them
     assert not torch.allclose(record["removed"], record["held"], atol=0.01)
     assert record["left"][:, 0, 0].tolist() == [5 if padded else 9, 9]
+
+
+@dataclass(frozen=True)
+class Counting(Edit):
+    """Blocks the first key, and counts the forwards of each layer that ended."""
+
+    def before(self, call):
+        first_BHS = torch.zeros(len(call.q_BHQD), 1, call.k_BKSD.shape[2], dtype=torch.bool)
+        first_BHS[..., 0] = True
+        return call.block(first_BHS)
+
+    def after(self, call):
+        call.memory["count"] = call.memory.get("count", 0) + 1
+        COUNTS.append((call.layer, call.step, call.memory["count"]))
+
+
+COUNTS = []
+
+
+def test_memory_is_of_one_edit_layer_and_forward_of_a_step_and_forgets_a_forward_that_failed(
+    scratch,
+):
+    scratch(interventions)
+    interventions.register("counting")(Counting)
+    model, paths = llama(), [f"model.layers.{number}.self_attn" for number in range(2)]
+    COUNTS.clear()
+    with torch.no_grad(), intervene(model, Counting(layers=(0,)), Counting()) as log:
+        model(IDS)
+        stop = model.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(IDS)
+        stop.remove()
+        model(IDS)
+        log.reset()
+        model(IDS)
+    of_second = [one for one in COUNTS if one[0] == paths[1]]
+    assert of_second == [(paths[1], 0, 1), (paths[1], 1, 2), (paths[1], 1, 2), (paths[1], 0, 1)]
+    # two edits of the first layer, each with a memory of its own
+    of_first = [(step, count) for layer, step, count in COUNTS if layer == paths[0]]
+    assert of_first == [(0, 1), (0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (0, 1), (0, 1)]
+    assert len(log.removals) == 6
 
 
 def test_measuring_can_be_left_out():
