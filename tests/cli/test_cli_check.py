@@ -84,7 +84,7 @@ class Mine(Statistic):
 class Mine(UnmaskingRule):
     """Looks at the other rows."""
     def __call__(self, candidates):
-        confidence_M = candidates.of_proposals(candidates.probability_MV)
+        confidence_M = candidates.at_proposals(candidates.probability_MV)
         return (confidence_M - confidence_M.mean()) ** 2
 ''',
         "unmasking rule mine: FAILS.*a row of a batch depends on the others",
