@@ -12,6 +12,8 @@ from sinklab.core.attention import row_logsumexp
 from sinklab.core.instrument import BlockKeys, TopKeys, intervene, trace
 from tiny_diffusion import tiny_model
 
+pytestmark = pytest.mark.ring("lab")
+
 
 def calls_of(model, *args, **kwargs):
     """Arguments and output of every attention call of a pass."""

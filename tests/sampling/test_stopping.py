@@ -27,7 +27,7 @@ LAB = pytest.mark.ring("lab")
         ({"rule": "left_to_right"}, [(12, even(12))]),
         ({"steps": 6}, [(12, even(6))]),
         ({"block_length": 3}, [(3, even(3))] * 4),
-        ({"schedule": "timed", "steps": 15}, [(12, timed(1e-3, 15))]),
+        pytest.param({"schedule": "timed", "steps": 15}, [(12, timed(1e-3, 15))], marks=LAB),
         pytest.param(
             {"block_length": 4, "schedule": "threshold:threshold=0.4"},
             [(4, threshold(0.4))] * 3,
