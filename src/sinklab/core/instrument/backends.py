@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from sinklab.core.compat import (
     attention_of,
-    config_of,
     declares_interface,
-    has_own_forward,
     lacks_sdpa,
     stated,
     with_sdpa_replaced,
@@ -39,9 +37,10 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that attends only by asking for its attention function;
     of another, none. If it asks for another function than SDPA, there is no other way to it.
     """
-    if any(map(has_own_forward, modules)) or not all(map(_is_known, modules)):
+    own = [vars(module) for module in modules]
+    if any("forward" in one for one in own) or not all(map(_is_known, modules)):
         return []
-    found = {id(config): config for config in map(config_of, modules)}
+    found = {id(config): config for config in (one.get("config") for one in own)}
     configs = [config for config in found.values() if attention_of(config) is not None]
     by_sdpa = any(attention_of(config) == "sdpa" for config in configs)
     if by_sdpa and not declares_interface(modules):
