@@ -36,7 +36,7 @@ PLUGINS = "sinklab.plugins"
 REGISTRIES: dict[str, "Registry"] = {}
 """By name, once their ring is imported."""
 INSTEAD: dict[str, str] = {}
-"""Advice for names that are gone, from the command line."""
+"""Advice for names that are gone."""
 
 
 @cache
@@ -62,7 +62,7 @@ class DefinedTwice(ValueError):
 
 @cache
 def _load_plugins() -> None:
-    """Import installed plug-ins. Warns of a broken one. Raises `DefinedTwice`."""
+    """Import installed plug-ins; a broken one is a warning."""
     for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
@@ -337,7 +337,7 @@ interventions = Registry(
     "interventions",
     "sinklab.core.instrument.edits.edit:Edit.before",
 )
-"""Edits of attention calls and hidden states: `sinklab.core.instrument.Intervention`."""
+"""Edits of calls and hidden states: `sinklab.core.instrument.Intervention`."""
 selectors = Registry(
     "selector", "selectors", "sinklab.core.instrument.edits.selectors:Selector.select"
 )
@@ -349,17 +349,17 @@ sinks = Registry("sink kind", "sinks")
 unmasking_rules = Registry(
     "unmasking rule", "unmasking_rules", "sinklab.core.subject.rules:UnmaskingRule.__call__"
 )
-"""Order in which proposals are committed: `sinklab.core.subject.UnmaskingRule`."""
+"""Orders of committing proposals: `sinklab.core.subject.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
-"""Number of proposals committed at a step: `sinklab.core.subject.Schedule`."""
+"""Numbers of proposals to commit: `sinklab.core.subject.Schedule`."""
 caches = Registry("cache", "caches")
-"""Keys and values to keep while a text is written: `sinklab.core.subject.Cache`."""
+"""Keys and values to keep while decoding: `sinklab.core.subject.Cache`."""
 backbones = Registry("backbone", "backbones")
 """Decoders that transformers lacks."""
 attention_functions = Registry("attention function", "attention_functions")
 """Attention functions of transformers, beside SDPA, that taps read."""
 fast_attentions = Registry("fast attention", "fast_attentions")
-"""Calls of SDPA that keep results for the statistics after them."""
+"""Calls of SDPA that keep results for statistics."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")

@@ -2,11 +2,10 @@
 
 A row of the attention map says where one query looks. A sink shows down a column, in a_j = Σ_i A_ij
 (arXiv 2510.15731, Eq. 3 without its 1/S). Models never hold the map, whose size is S × S in every
-head, so this file computes it again, a chunk of rows at a time. `softmax_rows` makes the rows, in
-a buffer that the next chunk overwrites. `attention_statistics` sums their columns and reads off
-whatever else is wanted, in one pass and O(S) memory. Sums are in float32, since half precision
-would drift by percents. On a GPU the kernels of ``extras/fast`` do the same pass, and this loop is
-the twin that they are tested against.
+head: `softmax_rows` computes it again, a chunk of rows at a time, in a buffer that the next chunk
+overwrites. `attention_statistics` sums the columns and reads off whatever else is wanted, in one
+pass and O(S) memory. Sums are in float32, since half precision would drift by percents. On a GPU
+the kernels of ``extras/fast`` do the same pass, and are tested against this loop.
 """
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
@@ -187,7 +186,7 @@ def _slices(total: int, step: int) -> list[slice]:
 
 
 def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor) -> Tensor:
-    """Scores of these rows in a buffer, in units of ln 2: exp2 is faster than exp."""
+    """Scores of these rows in units of ln 2, as exp2 is faster than exp."""
     batches, some, part = at
     keys = scores.k_BKSD.shape[2]
     if scores.is_causal:
@@ -215,7 +214,7 @@ def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor)
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as numbers to add to scores in units of ln 2."""
+    """A mask as numbers to add to these scores."""
     if mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         return zeros.masked_fill_(~mask, -math.inf)
