@@ -75,9 +75,7 @@ def compiled_module(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Make float32 products on CUDA exact, by the newer of torch's two switches, which follows the
-    older; "none" is exact.
-    """
+    """Make float32 products on CUDA exact, by the newer of torch's switches: "none" is exact."""
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
     if device.type != "cuda" or before == "none":
@@ -111,7 +109,7 @@ def lacks_sdpa(model: nn.Module) -> str:
 
 
 def attention_of(config: Any) -> Any:
-    """Name of the attention function that a config asks for; else None."""
+    """Name of the attention function that a config asks for, or None."""
     name = stated(config, "_attn_implementation")
     if not isinstance(name, str):
         return None

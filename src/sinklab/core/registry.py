@@ -121,7 +121,7 @@ class Registry(Mapping[str, Any]):
 
     def _kind_of(self, function: Callable[..., Any], marks: dict[str, Any]) -> type:
         """A subclass whose method is this function; arguments after the method's are fields. Raises
-        ValueError for arguments that cannot be, and for marks unknown to the base.
+        ValueError for arguments and marks that cannot be.
         """
         base_name, _, method = self._made_as.rpartition(".")
         base = pkgutil.resolve_name(base_name)
@@ -219,9 +219,7 @@ class Registry(Mapping[str, Any]):
         return kind(**fields)
 
     def as_text(self, value: Any) -> str:
-        """The text of a value, without fields at their defaults. Raises ValueError for a value that
-        is not registered.
-        """
+        """The text of a registered value, without fields at their defaults."""
         name = self.name_of(value)
         given = [(field, getattr(value, field.name)) for field in _options(type(value))]
         texts = [
@@ -248,9 +246,7 @@ def _options(kind: type) -> list[dataclasses.Field]:
 
 
 def _field_of(option: inspect.Parameter) -> tuple[str, Any, Any]:
-    """Name, type and default of the field that an argument becomes; the default tells a type that
-    is not annotated.
-    """
+    """Name, type and default of an argument's field; without annotation the default's type."""
     field = option.default
     if field is option.empty:
         field = dataclasses.field()

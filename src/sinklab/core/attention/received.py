@@ -8,8 +8,8 @@ pass and O(S) memory. Sums are in float32, since half precision would drift by p
 the kernels of ``extras/fast`` do the same pass, and are tested against this loop.
 """
 
-# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
-# groups, C queries of a chunk
+# B batch, H selected query heads, K key/value heads, Q queries, S keys, D head dim, G query groups,
+# C queries of a chunk
 from __future__ import annotations
 
 import math
@@ -133,14 +133,12 @@ def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the attention map."""
+    """Rows of the attention map, until the next overwrite them."""
 
     at: tuple[slice, slice, slice]
     """Batch rows, selected heads and queries."""
     powers_BHCS: Tensor
-    """exp(score - greatest score of the row), in the buffer; if causal, S ends at the last of these
-    queries.
-    """
+    """exp(score - greatest score of the row); if causal, S ends at the last of these queries."""
     inverse_BHC: Tensor
     """1 / their sum; 0 for a query that may see no key."""
     lse_BHC: Tensor
