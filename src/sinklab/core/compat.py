@@ -1,5 +1,5 @@
-"""Private names of torch and transformers that the core relies on, each with a test: the list to
-check when one of them is upgraded.
+"""Private names of torch and transformers that the core relies on, to check at an upgrade: each has
+a test.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def generation_modes() -> list[str]:
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one, or the module itself."""
+    """The module that torch.compile was given, or the module itself."""
     inner: Any = module._modules.get("_orig_mod", module)
     return inner
 

@@ -174,7 +174,7 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of a value's class. Raises ValueError for one that is not registered."""
+        """The name of a value's class. Raises ValueError if it is not registered."""
         for name, kind in self._all().items():
             if kind is type(value):
                 return name
@@ -234,7 +234,7 @@ def registered(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
 
 
 def _options(kind: type) -> list[dataclasses.Field]:
-    """The fields of a class in the order of its parameters. Raises ValueError for no dataclass."""
+    """Fields in the order of parameters. Raises ValueError for a class that is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         raise ValueError(
             f"{kind.__name__} has no fields to be written as text: write @dataclass(frozen=True) "

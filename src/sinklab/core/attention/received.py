@@ -142,7 +142,7 @@ class Rows:
     inverse_BHC: Tensor
     """1 / their sum; 0 for a query that may see no key."""
     lse_BHC: Tensor
-    """Natural logarithm of the softmax denominator; -inf for such a query."""
+    """Logarithm of the softmax denominator; -inf for such a query."""
     entropy_BHC: Tensor | None
     """Entropy in nats, 0 for such a query; None unless requested."""
 
@@ -205,7 +205,7 @@ def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor)
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
         x_BHCS.add_(_bias(mask, scores.dtype))
     if scores.is_causal and keys > part.start:
-        # keys before the chunk are visible to all of it: only its corner needs a mask
+        # all queries of a chunk see the keys before it
         corner = torch.ones(shape[2], keys - part.start, dtype=torch.bool, device=room.device)
         x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
     return x_BHCS

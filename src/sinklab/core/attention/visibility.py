@@ -25,7 +25,7 @@ LOW = -100.0
 
 
 def compact(mask: Tensor) -> Tensor:
-    """A mask with all four axes, and one row if it is expanded over queries: lossless."""
+    """A mask with all four axes, and one row if it is expanded over queries."""
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     if mask.stride(2) == 0:
         return mask[:, :, :1]
