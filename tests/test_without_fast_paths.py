@@ -35,7 +35,7 @@ SCRIPT = """
 import json
 import torch
 from transformers import LlamaConfig
-from sinklab.core.attention import received_attention
+from sinklab.core.attention import Scores, attention_statistics
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.core.subject import Canvas, denoise
 
@@ -52,7 +52,8 @@ for cache in ("none", "prefix", "dual"):
     *_, step = denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=4)
     texts.append(step.ids_BS.tolist())
 scores = torch.log_softmax(model.denoiser(canvas.attention_BS)(canvas.ids_BS, canvas.open_BS), -1)
-received = received_attention(torch.ones(1, 1, 600, 4), torch.eye(600, 4)[None, None])
+call = Scores.of(torch.ones(1, 1, 600, 4), torch.eye(600, 4)[None, None])
+received = attention_statistics(call, ("received",))["received"]
 model.train()
 optimizer, labels = torch.optim.SGD(model.parameters(), 0.1), torch.full_like(canvas.ids_BS, -100)
 labels[canvas.open_BS] = 3

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from sinklab.core.attention import Scores, attention_statistics
+
 
 @contextmanager
 def float32_precision(name):
@@ -44,6 +46,13 @@ def twins(q, k, v, mask, is_causal, groups):
         "row_logsumexp": torch.logsumexp(x, -1),
         "noop_bound": torch.einsum("bhqs,bhs->bhq", a, norms),
     }
+
+
+def received_attention(q, k, *, groups_BGQ=None, chunk=None, **call):
+    """Not a twin: what the package says each key receives."""
+    scores = Scores.of(q, k, **call)
+    found = attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)
+    return found["received"]
 
 
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")

@@ -8,12 +8,20 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from dense import ALL, KINDS, dense_attention, float32_precision, mask_of, twins
+from dense import (
+    ALL,
+    KINDS,
+    dense_attention,
+    float32_precision,
+    mask_of,
+    received_attention,
+    twins,
+)
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
-from sinklab.core.attention import Scores, attention_statistics, received_attention, row_logsumexp
+from sinklab.core.attention import Scores, attention_statistics, row_logsumexp
 from sinklab.core.instrument import trace
 from sinklab.extras.fast.compat import attend_with_logsumexp
 from sinklab.extras.fast.score_pass import Fused, fused_pass

@@ -45,10 +45,11 @@ def test_a_cpu_is_not_served_and_triton_stays_unloaded():
     q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
     assert Fused.serving(Scores.of(q, k), ("received",)) is None
     script = (
-        "import sys, torch, sinklab.extras.fast.score_pass\nfrom sinklab.core.attention import "
-        "received_attention\n"
-        "received_attention(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\nassert 'triton' "
-        "not in sys.modules"
+        "import sys, torch, sinklab.extras.fast.score_pass\n"
+        "from sinklab.core.attention import Scores, attention_statistics\n"
+        "scores = Scores.of(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\n"
+        "attention_statistics(scores, ('received',))\n"
+        "assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -4,17 +4,20 @@
 
 import pytest
 import torch
-from dense import ALL, dense_attention, float32_precision, mask_of, twins
+from dense import (
+    ALL,
+    dense_attention,
+    float32_precision,
+    mask_of,
+    received_attention,
+    twins,
+)
 from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusals import refused
-from sinklab.core.attention import (
-    Scores,
-    attention_statistics,
-    received_attention,
-)
+from sinklab.core.attention import Scores, attention_statistics
 from sinklab.extras.fast import arithmetic
 
 

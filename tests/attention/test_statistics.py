@@ -5,7 +5,7 @@ extreme scores.
 # B batch, H query heads, K key heads, Q queries, S keys, D head dim
 import pytest
 import torch
-from dense import ALL, KINDS, dense_attention, mask_of, twins
+from dense import ALL, KINDS, dense_attention, mask_of, received_attention, twins
 from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
@@ -14,7 +14,6 @@ from sinklab.core.attention import (
     Scores,
     attention_map,
     attention_statistics,
-    received_attention,
     row_logsumexp,
     value_norms,
 )
@@ -52,7 +51,7 @@ def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
-def test_some_have_a_function_of_their_own(chunk):
+def test_one_alone_is_that_of_the_dense_map(chunk):
     q, k, v = factors()
     mask, _ = mask_of("additive", B, H, Q, S)
     options = {"mask": mask, "is_causal": True, "chunk": chunk}

@@ -1,5 +1,5 @@
-"""Private names of torch and transformers that the core relies on, each with a test: the list to
-check when one of them is upgraded.
+"""Private names of torch and transformers that the core relies on, to check at an upgrade: each has
+a test.
 """
 
 import dataclasses
@@ -17,29 +17,17 @@ from torch import _C, nn
 
 
 def stated(thing: Any, name: str, default: Any = None) -> Any:
-    """An attribute that objects of torch and transformers may lack."""
+    """An attribute that may be missing."""
     return getattr(thing, name, default)
 
 
 def config_value(module: Any, name: str) -> Any:
-    """A value of the transformers config of a module, if it has both."""
+    """A value of a module's transformers config, or None."""
     return stated(stated(module, "config"), name)
 
 
-def config_of(module: nn.Module) -> Any:
-    """The config that a module holds itself; None without one."""
-    return vars(module).get("config")
-
-
-def has_own_forward(module: nn.Module) -> bool:
-    """Whether a module's forward is not that of its class."""
-    return "forward" in vars(module)
-
-
 def seen_length(store: Any) -> int:
-    """Positions that a layer of a cache has seen; 0 if it counts on its device, as a static one
-    does.
-    """
+    """Positions that a layer of a cache has seen; 0 if it counts on its device, as a static one."""
     length = stated(store, "get_seq_length", int)()
     if not isinstance(length, int):
         return 0
@@ -47,31 +35,31 @@ def seen_length(store: Any) -> int:
 
 
 def in_backward() -> bool:
-    """Whether this thread is in a backward pass: gradient checkpointing runs layers again in it."""
+    """Whether this thread is in a backward pass, where checkpointing runs layers again."""
     return _C._current_graph_task_id() != -1
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code of torch.compile, which hooks and modes do not see."""
+    """Whether calling this module runs code of torch.compile."""
     if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
         return True
     return stated(module.forward, "_torchdynamo_orig_callable") is not None
 
 
 def _calls_of(code: CodeType) -> list[dict[str, Any]]:
-    """The local variables of every call of a function that this thread is in."""
+    """Local variables of every call of this code that the thread is in."""
     frames = traceback.walk_stack(sys._getframe())
     return [frame.f_locals for frame, _ in frames if frame.f_code is code]
 
 
 def is_running(module: nn.Module) -> bool:
-    """Whether a hook before this module's forward is called inside another forward of it."""
+    """Whether this module's forward runs inside another forward of it."""
     calls = _calls_of(nn.Module._call_impl.__code__)
     return sum(call["self"] is module for call in calls) > 1
 
 
 def generation_modes() -> list[str]:
-    """How each ``generate`` that this thread is in writes: "sample", "beam_search", …"""
+    """The mode of each ``generate`` that this thread is in: "sample", "beam_search", …"""
     utils = sys.modules.get("transformers.generation.utils")
     if utils is None:
         return []
@@ -80,16 +68,14 @@ def generation_modes() -> list[str]:
 
 
 def compiled_module(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given for this one, or the module itself."""
+    """The module that torch.compile was given, or the module itself."""
     inner: Any = module._modules.get("_orig_mod", module)
     return inner
 
 
 @contextmanager
 def without_tf32(device: torch.device) -> Iterator[None]:
-    """Make float32 products on CUDA exact. Of torch's two switches the newer governs cuBLAS, and
-    follows the older; "none" is exact.
-    """
+    """Make float32 products on CUDA exact, by the newer of torch's switches: "none" is exact."""
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
     if device.type != "cuda" or before == "none":
@@ -115,7 +101,7 @@ def replace_sdpa(function: Any, attention: Callable[..., torch.Tensor]) -> Calla
 
 
 def lacks_sdpa(model: nn.Module) -> str:
-    """Name of a transformers class in this model without SDPA: asking for it changes nothing."""
+    """Name of a transformers class in this model that has no SDPA to ask for, or ""."""
     for module in model.modules():
         if stated(type(module), "_supports_sdpa") is False:
             return type(module).__name__
@@ -123,7 +109,7 @@ def lacks_sdpa(model: nn.Module) -> str:
 
 
 def attention_of(config: Any) -> Any:
-    """Name of the attention function that a transformers config asks for; else None."""
+    """Name of the attention function that a config asks for, or None."""
     name = stated(config, "_attn_implementation")
     if not isinstance(name, str):
         return None
@@ -131,11 +117,10 @@ def attention_of(config: Any) -> Any:
 
 
 def declares_interface(modules: Iterable[nn.Module]) -> bool:
-    """Whether transformers declares of every model among these modules, at least one, that it is a
-    text model and has its attention functions from `AttentionInterface` alone.
+    """Whether every model of transformers among these modules, at least one, declares that it reads
+    text alone and has its attention functions from `AttentionInterface`.
 
-    Models of images and sound may declare it beside calls of their own. A test holds every text
-    model of transformers to what it declares.
+    Models of images and sound may declare it beside calls of their own.
     """
     kinds: set[Any] = {type(module) for module in modules}
     declared = [stated(kind, "_supports_attention_backend") for kind in kinds]
@@ -145,8 +130,8 @@ def declares_interface(modules: Iterable[nn.Module]) -> bool:
 
 
 def wrap_attention(wrap: Callable[[str, Callable], Callable] | None) -> None:
-    """Have every module that asks transformers for its attention function be given ``wrap(name,
-    function)``; None: the function itself again.
+    """Give every module that asks for its attention function ``wrap(name, function)``; None: the
+    function itself again.
     """
     from transformers import AttentionInterface
 
@@ -164,12 +149,11 @@ def wrap_attention(wrap: Callable[[str, Callable], Callable] | None) -> None:
 
 
 def is_divided(model: Any) -> bool:
-    """Whether transformers has divided the tensors of this model over processes."""
+    """Whether this model's tensors are divided over processes."""
     return (stated(model, "_tp_size") or 1) > 1
 
 
-# keywords of PreTrainedConfig, or keys that transformers writes into config.json, without a field
-# of that name
+# keys that transformers takes or writes into config.json without a field of that name
 _CONFIG_KEYS = {
     "tie_word_embeddings",
     "pad_token_id",
@@ -190,7 +174,7 @@ _CONFIG_KEYS = {
 
 
 def config_keys() -> set[str]:
-    """Keys that a config of transformers may have, whatever its model."""
+    """Keys that any config of transformers may have."""
     from transformers import PreTrainedConfig
 
     fields = {field.name for field in dataclasses.fields(PreTrainedConfig)}

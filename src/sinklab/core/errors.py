@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object]) -> str:
-    """``"did you mean 'x' or 'y'?"``, at most three; empty if none is near."""
+    """``"did you mean 'x' or 'y'?"``, at most three, or ""."""
     found = difflib.get_close_matches(str(name), dict.fromkeys(map(str, known)))
     if not found:
         return ""
@@ -21,7 +21,7 @@ def _error(fact: str, remedy: str) -> ValueError:
 
 
 def one_of(what: str, value: object, allowed: Collection[object], remedy: str = "") -> None:
-    """Raises ValueError unless ``value`` is allowed; has the remedy if no allowed one is near."""
+    """Raises ValueError unless ``value`` is allowed, with those near or else the remedy."""
     if value not in allowed:
         names = ", ".join(map(str, allowed))
         raise _error(
@@ -30,7 +30,7 @@ def one_of(what: str, value: object, allowed: Collection[object], remedy: str = 
 
 
 def known_fields(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ValueError for a given name that is no field of ``what``, with the near ones."""
+    """Raises ValueError for a name that is no field of ``what``."""
     fields = tuple(known)
     for name in given:
         if name not in fields:
@@ -39,7 +39,7 @@ def known_fields(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 class Limits(TypedDict, total=False):
-    """Limits that `limited` may set on a field."""
+    """Limits of a field."""
 
     at_least: float
     above: float
@@ -47,24 +47,23 @@ class Limits(TypedDict, total=False):
     below: float
     one_of: Collection[object]
     read: Callable[[str, Any], Any]
-    """Function (name, given) that makes the value, or raises."""
+    """Makes the value of (name, given), or raises."""
     needed: bool
     """An empty tuple or string is refused."""
     free: bool
-    """It may differ between a run and its continuation: it changes speed or place alone."""
+    """May differ between a run and its continuation: it changes speed or place alone."""
     remedy: str
     """Advice for the error of a limit."""
 
 
 def limited(default: Any, **limits: Unpack[Limits]) -> Any:
-    """A dataclass field that `Checked` holds to these limits, of a tuple every item."""
+    """A dataclass field with limits, of a tuple for every item."""
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """Settings that are held to the limits of their fields. Raises ValueError with the field, what
-    is allowed and its value.
+    """Settings that are held to the limits of their fields. Raises ValueError beyond them.
 
     Lists become tuples, of choices each once, as does a single value if the default is a tuple.
     """
@@ -94,11 +93,11 @@ _LIMITS = {
     "below": (operator.lt, "less than"),
 }
 WHOLE = ("int", "int | None", int, int | None)
-"""Annotations of fields that take whole numbers alone."""
+"""Annotations of whole numbers."""
 
 
 def as_int(number: Any) -> int | None:
-    """A whole number of any kind, numpy's too, as an int; None for anything else."""
+    """A whole number of any kind, numpy's too, as an int; else None."""
     if isinstance(number, bool):
         return None
     try:
@@ -108,8 +107,8 @@ def as_int(number: Any) -> int | None:
 
 
 def within_limits(field: dataclasses.Field, value: Any) -> Any:
-    """A value of a field: of text the registered value, of a whole number of any kind an int.
-    Raises ValueError beyond the limits of the field; None never is.
+    """The value of a field: registered values from text, whole numbers as int. Raises ValueError
+    beyond the field's limits, which None never is.
     """
     if value is None:
         return None
@@ -139,7 +138,7 @@ def within_limits(field: dataclasses.Field, value: Any) -> Any:
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:
-    """Raises ValueError for a count below 1; None is let through."""
+    """Raises ValueError for a count below 1, but None passes."""
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")
 
@@ -147,11 +146,8 @@ def check_count(name: str, number: int | None, remedy: str) -> None:
 def check_tensor(
     name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = ""
 ) -> None:
-    """Raises ValueError for what is no tensor or array of this shape and dtype.
-
-    Args:
-        shape: None stands for any size.
-        kind: the dtype's name; "float" is any of them, "" any dtype at all.
+    """Raises ValueError unless this is a tensor or array of the shape, where None is any size, and
+    dtype `kind`: its name, "float" for any float, "" for any.
     """
     wanted = tuple(shape)
     try:

@@ -1,19 +1,18 @@
 """Registries: everything that can be extended, by name, and its values as text.
 
-A registered function or class is reachable from Python, from the command line and from run folders
-by one name: its further arguments or fields are its options, its docstring is its help::
+Python, the command line and run folders reach a registered function or class by one name. Its
+further arguments or fields are its options, its docstring is its help::
 
     from sinklab.core.registry import selectors
 
     @selectors.register("weak_values")
     def weak_values(call, k=1): ...
 
-From then on `weak_values` is a frozen dataclass: ``BlockKeys(weak_values(k=3))``. A class is
-written where something is kept; one that adds fields needs ``@dataclass(frozen=True)``.
+From then on `weak_values` is a frozen dataclass: ``BlockKeys(weak_values(k=3))``. Write a class,
+with ``@dataclass(frozen=True)``, to keep something.
 
-The ``PROVIDES`` of a ring or an extra names its modules that register. Plug-ins are modules under
-the entry point group ``sinklab.plugins`` of installed packages, or files that
-`sinklab.lab.files.load_plugin` runs.
+The ``PROVIDES`` of a ring or an extra names its modules that register. Plug-ins are modules that
+installed packages name under the entry point group ``sinklab.plugins``, or files.
 """
 
 import dataclasses
@@ -35,16 +34,14 @@ from sinklab.core.errors import Checked, known_fields, one_of
 Class = TypeVar("Class", bound=Callable[..., Any])
 PLUGINS = "sinklab.plugins"
 REGISTRIES: dict[str, "Registry"] = {}
-"""By name; those of a ring once it is imported."""
+"""By name, once their ring is imported."""
 INSTEAD: dict[str, str] = {}
-"""Advice for names that are gone, from the command line."""
+"""Advice for names that are gone."""
 
 
 @cache
 def provided(group: str) -> tuple[str, ...]:
-    """Full names of the package's modules that register in this registry. A ring or an extra whose
-    folder was deleted provides none.
-    """
+    """Full names of the modules of rings and extras that register in this registry."""
     home = __name__.partition(".")[0]
     rings = pkgutil.iter_modules(import_module(home).__path__, f"{home}.")
     packages = [ring.name for ring in rings if ring.ispkg]
@@ -65,7 +62,7 @@ class DefinedTwice(ValueError):
 
 @cache
 def _load_plugins() -> None:
-    """Import installed plug-ins. Warns of a broken one; raises `DefinedTwice`."""
+    """Import installed plug-ins; a broken one is a warning."""
     for entry in entry_points(group=PLUGINS):
         try:
             entry.load()
@@ -77,10 +74,9 @@ def _load_plugins() -> None:
             )
 
 
-# an error is not cached: what failed fails again, and nothing of the package is silently left out
+# an error is not cached: what failed fails again
 @cache
 def _load(group: str) -> None:
-    """Import all that registers in this registry."""
     _load_plugins()
     for module in provided(group):
         import_module(module)
@@ -91,16 +87,16 @@ class Registry(Mapping[str, Any]):
 
     def __init__(self, what: str, group: str, made_as: str = "") -> None:
         self.what = what
-        """Kind of its members, in the singular, for errors."""
+        """Kind of its members, for errors."""
         self._group = group
         REGISTRIES[group] = self
         self._classes: dict[str, Any] = {}
         self._made_as = made_as
-        """Path of the method that a function is registered as; empty where it stays a function."""
+        """Path of the method that a function becomes; empty if it stays a function."""
 
     def register(self, name: str, **marks: Any) -> Callable[[Class], Class]:
-        """A decorator for a class, or for a function that becomes one: `marks` are its attributes.
-        Raises ValueError for a name that is taken.
+        """Decorate a class, or a function that becomes one with `marks` as attributes. Raises
+        ValueError for a name that is taken.
         """
 
         def put(kind: Any) -> Any:
@@ -124,10 +120,8 @@ class Registry(Mapping[str, Any]):
         return put
 
     def _kind_of(self, function: Callable[..., Any], marks: dict[str, Any]) -> type:
-        """A subclass whose method is this function: arguments after those of the method are fields.
-
-        Raises ValueError for arguments that cannot be, and for a mark that is no attribute of the
-        base.
+        """A subclass whose method is this function; arguments after the method's are fields. Raises
+        ValueError for arguments and marks that cannot be.
         """
         base_name, _, method = self._made_as.rpartition(".")
         base = pkgutil.resolve_name(base_name)
@@ -180,7 +174,7 @@ class Registry(Mapping[str, Any]):
         return len(self._all())
 
     def name_of(self, value: object) -> str:
-        """The name of a value's class. Raises ValueError for one that is not registered."""
+        """The name of a value's class. Raises ValueError if it is not registered."""
         for name, kind in self._all().items():
             if kind is type(value):
                 return name
@@ -190,16 +184,12 @@ class Registry(Mapping[str, Any]):
         )
 
     def parse(self, given: Any, base: Any = None) -> Any:
-        """A value from its text ``name:field=value,field=value``; an object as it is.
+        """A value from its text ``name:field=value,field=value``; an object as it is, which with
+        `base` must be of that class, else registered. Raises ValueError for anything else.
 
         Several values are joined by "+" (layers=0+2) or are a range without its end
-        (positions=8..16); "none", "true" and "false" stand for None, True and False; a value that
-        is itself ``name:field=value`` and has a comma stands in brackets.
-
-        Args:
-            base: take any object of this class, registered or not.
-
-        Raises ValueError for anything else, and for fields that are missing or refused.
+        (positions=8..16); "none", "true" and "false" are None, True and False; a registered value
+        with a comma stands in brackets.
         """
         if not isinstance(given, str):
             if base is None:
@@ -229,9 +219,7 @@ class Registry(Mapping[str, Any]):
         return kind(**fields)
 
     def as_text(self, value: Any) -> str:
-        """The one text of a value that `parse` reads: fields at their defaults are left out. Raises
-        ValueError for a value that is not registered.
-        """
+        """The text of a registered value, without fields at their defaults."""
         name = self.name_of(value)
         given = [(field, getattr(value, field.name)) for field in _options(type(value))]
         texts = [
@@ -241,12 +229,12 @@ class Registry(Mapping[str, Any]):
 
 
 def registered(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field for a registered value, which may be given as its text."""
+    """A dataclass field for a registered value or its text."""
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
 def _options(kind: type) -> list[dataclasses.Field]:
-    """The fields of a class in the order of its parameters. Raises ValueError if it has none."""
+    """Fields in the order of parameters. Raises ValueError for a class that is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         raise ValueError(
             f"{kind.__name__} has no fields to be written as text: write @dataclass(frozen=True) "
@@ -258,9 +246,7 @@ def _options(kind: type) -> list[dataclasses.Field]:
 
 
 def _field_of(option: inspect.Parameter) -> tuple[str, Any, Any]:
-    """Name, type and default of the field that an argument becomes; without an annotation the type
-    is the default's, or any that text can stand for.
-    """
+    """Name, type and default of an argument's field; without annotation the default's type."""
     field = option.default
     if field is option.empty:
         field = dataclasses.field()
@@ -347,7 +333,7 @@ interventions = Registry(
     "interventions",
     "sinklab.core.instrument.edits.edit:Edit.before",
 )
-"""Edits of attention calls and hidden states: `sinklab.core.instrument.Intervention`."""
+"""Edits of calls and hidden states: `sinklab.core.instrument.Intervention`."""
 selectors = Registry(
     "selector", "selectors", "sinklab.core.instrument.edits.selectors:Selector.select"
 )
@@ -359,17 +345,17 @@ sinks = Registry("sink kind", "sinks")
 unmasking_rules = Registry(
     "unmasking rule", "unmasking_rules", "sinklab.core.subject.rules:UnmaskingRule.__call__"
 )
-"""Order in which proposals are committed: `sinklab.core.subject.UnmaskingRule`."""
+"""Orders of committing proposals: `sinklab.core.subject.UnmaskingRule`."""
 schedules = Registry("schedule", "schedules")
-"""Number of proposals committed at a step: `sinklab.core.subject.Schedule`."""
+"""Numbers of proposals to commit: `sinklab.core.subject.Schedule`."""
 caches = Registry("cache", "caches")
-"""Keys and values to keep while a text is written: `sinklab.core.subject.Cache`."""
+"""Keys and values to keep while decoding: `sinklab.core.subject.Cache`."""
 backbones = Registry("backbone", "backbones")
-"""Decoders of our own, if transformers has none."""
+"""Decoders that transformers lacks."""
 attention_functions = Registry("attention function", "attention_functions")
-"""Attention functions of transformers that are read beside SDPA: `sinklab.lab.eager`."""
+"""Attention functions of transformers, beside SDPA, that taps read."""
 fast_attentions = Registry("fast attention", "fast_attentions")
-"""Calls of SDPA that keep what statistics behind them would compute anew."""
+"""Calls of SDPA that keep results for statistics."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")
@@ -381,9 +367,7 @@ fast_sinks = Registry("fast sink form", "fast_sinks")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:
-    """What the first class returns whose ``serving(*call)`` is not None; else None: take the plain
-    path, the twin that the core has of every fast one.
-    """
+    """Return the first ``serving(*call)`` that is not None; None: take the plain path."""
     # once a layer, so no step of the mapping over again
     for _, kind in sorted(paths._all().items()):
         path = kind.serving(*call)

@@ -56,10 +56,10 @@ class Rule(Protocol):
 class Excess(Checked):
     """A sink receives more than the mean of other keys plus ``epsilon`` (Rulli et al., Eq. 3).
 
-    With S queries that see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 +
-    epsilon (S-1)/S. Where keys are seen by different queries it is S (w_j - e_j) > epsilon (S-1)/S:
-    w_j is the mean weight of the key, e_j its `even_weight`, and S the most queries that see any
-    key. As printed (column *mean*) epsilon = 3 can never fire; "mean" warns then.
+    If S queries see every key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon
+    (S-1)/S. Otherwise it is S (w_j - e_j) > epsilon (S-1)/S: w_j is the mean weight of the key, e_j
+    its `even_weight`, S the most queries that see any key. As printed (column *mean*) epsilon = 3
+    can never fire.
     """
 
     epsilon: float = limited(3.0, at_least=0, remedy="it is a distance above the mean")
@@ -133,7 +133,7 @@ class Gu(Checked):
 
 
 DEFAULT = Excess(3.0)
-"""The rule if none is named: that of the published figures."""
+"""The rule of the published figures."""
 
 
 def find_sinks(received: Array, rule: Rule | str, seen_by: Any, positions: Any = None) -> Array:
@@ -285,7 +285,7 @@ def even_weight(seen_by: Any) -> Any:
 
 
 def where_exists(exists: Any, a: Array, other: float = 0.0) -> Array:
-    """``a`` if ``exists``, else ``other``; numpy's ``a`` itself, no copy, if everything exists."""
+    """``a`` if ``exists``, else ``other``; no copy of numpy's ``a`` if everything exists."""
     xp = namespace(a)
     if xp is np and exists.all():
         return a

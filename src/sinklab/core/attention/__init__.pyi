@@ -10,7 +10,6 @@ from .context import watching as watching
 from .received import Scores as Scores
 from .received import attention_map as attention_map
 from .received import attention_statistics as attention_statistics
-from .received import received_attention as received_attention
 from .received import row_logsumexp as row_logsumexp
 from .received import value_norms as value_norms
 from .visibility import Visibility as Visibility

@@ -2,17 +2,14 @@
 
 A row of the attention map says where one query looks. A sink shows down a column, in a_j = Σ_i A_ij
 (arXiv 2510.15731, Eq. 3 without its 1/S). Models never hold the map, whose size is S × S in every
-head, so this file computes it again, a few rows at a time. `softmax_rows` multiplies a chunk of
-queries by the keys, adds the mask and takes the softmax of each row, in a buffer that the next
-chunk overwrites. `attention_statistics` adds these rows up to column sums and reads off whatever
-else is wanted: entropy, log-sum-exp, the bound of Eq. 20. Memory is O(S), and all of them together
-cost one product of queries and keys. Sums are in float32, since half precision would drift by
-percents; the model's tensors and outputs are not touched. On a GPU the kernels of ``extras/fast``
-do the same pass, and this loop is the twin that they are tested against.
+head: `softmax_rows` computes it again, a chunk of rows at a time, in a buffer that the next chunk
+overwrites. `attention_statistics` sums the columns and reads off whatever else is wanted, in one
+pass and O(S) memory. Sums are in float32, since half precision would drift by percents. On a GPU
+the kernels of ``extras/fast`` do the same pass, and are tested against this loop.
 """
 
-# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query
-# groups, C queries of a chunk
+# B batch, H selected query heads, K key/value heads, Q queries, S keys, D head dim, G query groups,
+# C queries of a chunk
 from __future__ import annotations
 
 import math
@@ -36,16 +33,16 @@ STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 CHUNK = {"cpu": (1 << 20, 256)}
-"""By kind of device, the most scores and queries of a chunk: so it stays near a CPU's caches."""
+"""By kind of device, the most scores and queries of a chunk: a CPU's must fit its caches."""
 CHUNK_ELSEWHERE = (1 << 23, 1024)
-"""On an accelerator, which wants few launches."""
+"""Limits on an accelerator, which wants few launches."""
 NEVER = -1e6
-"""A finite exponent whose exponential is zero in every precision."""
+"""A finite exponent with an exponential of zero in every precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Queries, keys, mask and scale of a call. Make one with `Scores.of`."""
+    """Queries, keys, mask and scale of a call, made by `Scores.of`."""
 
     q_BHQD: Tensor
     k_BKSD: Tensor
@@ -53,9 +50,9 @@ class Scores:
     is_causal: bool
     scale: float
     chosen: tuple[int, ...]
-    """The query heads to compute, in this order: the H axis of every result."""
+    """Query heads to compute, the H axis of every result."""
     lse_BHQ: Tensor | None = None
-    """Log-sum-exp of the rows of every query head, if the attention kernel returned it."""
+    """Log-sum-exp of every query head's rows, if the kernel returned it."""
 
     @classmethod
     def of(
@@ -68,10 +65,8 @@ class Scores:
         heads: Sequence[int] | None = None,
         lse_BHQ: Tensor | None = None,
     ) -> Scores:
-        """The arguments of `scaled_dot_product_attention` as the model gives them, for some query
-        heads or all; the mask is boolean (True = may attend) or additive.
-
-        Raises ValueError when shapes do not fit, or for a head that is not there.
+        """From the arguments of `scaled_dot_product_attention`, for some query heads or all. Raises
+        ValueError when shapes do not fit, or for a head that is not there.
         """
         q, k = q_BHQD.shape, k_BKSD.shape
         fits = len(q) == len(k) == 4 and q[0] == k[0] and q[3] == k[3] and q[2] and k[2]
@@ -116,20 +111,20 @@ class Scores:
 
 
 Pass = Callable[[Scores, Collection[str], Tensor | None, Tensor | None], dict[str, Tensor]]
-"""One pass over the scores: (scores, names, groups_BGQ, norms_BKS) -> the named results; "received"
-is (B, H, G, S).
+"""A pass over (scores, names, groups_BGQ, norms_BKS) gives the named results, "received" as
+(B, H, G, S).
 """
 
 
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
-    """Run without gradients, autocast or TF32: the numerical setting of all statistics."""
+    """Run without gradients, autocast or TF32."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False), without_tf32(device):
         yield
 
 
 def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of a tensor: a view if they are consecutive."""
+    """Some heads, as a view if they are consecutive."""
     consecutive = range(heads[0], heads[-1] + 1)
     if list(heads) == list(consecutive):
         return x_BHSD[:, consecutive.start : consecutive.stop]
@@ -138,18 +133,16 @@ def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the attention map, for some batch rows, heads and queries."""
+    """Rows of the attention map, until the next overwrite them."""
 
     at: tuple[slice, slice, slice]
     """Batch rows, selected heads and queries."""
     powers_BHCS: Tensor
-    """exp(score - greatest score of the row), in a buffer that the next rows overwrite; under a
-    causal mask, of the keys up to the last of these queries alone.
-    """
+    """exp(score - greatest score of the row); if causal, S ends at the last of these queries."""
     inverse_BHC: Tensor
-    """1 / their sum, which makes weights of them; 0 for a query that may see no key."""
+    """1 / their sum; 0 for a query that may see no key."""
     lse_BHC: Tensor
-    """Natural logarithm of the softmax denominator; -inf for such a query."""
+    """Logarithm of the softmax denominator; -inf for such a query."""
     entropy_BHC: Tensor | None
     """Entropy in nats, 0 for such a query; None unless requested."""
 
@@ -157,7 +150,7 @@ class Rows:
 def softmax_rows(
     scores: Scores, chunk: int | None = None, *, entropy: bool = False
 ) -> Iterator[Rows]:
-    """All rows of the map, `chunk` queries at a time, or as many as suit the device."""
+    """Yield all rows of the map, `chunk` queries at a time, or as many as suit the device."""
     batch, heads, queries = scores.shape
     device = scores.q_BHQD.device
     keys = scores.k_BKSD.shape[2]
@@ -191,7 +184,7 @@ def _slices(total: int, step: int) -> list[slice]:
 
 
 def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor) -> Tensor:
-    """Scores of these rows in a buffer, in units of ln 2: exp2 is faster than exp."""
+    """Scores of these rows in units of ln 2, as exp2 is faster than exp."""
     batches, some, part = at
     keys = scores.k_BKSD.shape[2]
     if scores.is_causal:
@@ -212,14 +205,14 @@ def _masked_scores(scores: Scores, at: tuple[slice, slice, slice], room: Tensor)
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
         x_BHCS.add_(_bias(mask, scores.dtype))
     if scores.is_causal and keys > part.start:
-        # keys before the chunk are visible to all of it: only its corner needs a mask
+        # all queries of a chunk see the keys before it
         corner = torch.ones(shape[2], keys - part.start, dtype=torch.bool, device=room.device)
         x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
     return x_BHCS
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as numbers to add to scores in units of ln 2."""
+    """A mask as numbers to add to these scores."""
     if mask.dtype == torch.bool:
         zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         return zeros.masked_fill_(~mask, -math.inf)
@@ -236,19 +229,18 @@ def attention_statistics(
     groups_BGQ: Tensor | None = None,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """Any of `STATISTICS` in one pass: a second costs little.
+    """Any of `STATISTICS` in one pass, for the heads of `scores`.
 
     - "received": attention that every key receives, (B, H, S), which sums to the number of queries.
       With `groups_BGQ` (boolean, or weights per query) the part from each group, (B, G, H, S).
     - "row_logsumexp": logarithm of every query's softmax denominator, (B, H, Q); -inf for a query
       that may see no key.
     - "row_entropy": -Σ_j A_ij ln A_ij in nats, (B, H, Q); 0 for such a query.
-    - "noop_bound": Σ_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q): bound of the norm of the
-      head's output, small where attending does next to nothing. Needs `v_BKSD`.
+    - "noop_bound": Σ_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q), at least the norm of the
+      head's output. Needs `v_BKSD`.
 
-    H counts the heads that `Scores.of(…, heads=…)` was called for.
-
-    Raises ValueError for an unknown name, and when shapes do not fit.
+    `chunk`: the loop, never a faster pass, with so many queries at a time. Raises ValueError for an
+    unknown name, and when shapes do not fit.
     """
     for name in names:
         one_of("a statistic of a pass", name, STATISTICS)
@@ -283,7 +275,7 @@ def _in_chunks(
     norms_BKS: Tensor | None,
     chunk: int | None,
 ) -> dict[str, Tensor]:
-    """The pass as a loop: the reference for every faster one."""
+    """The pass as a loop."""
     batch, heads, queries = scores.shape
     like: dict[str, Any] = {"dtype": scores.dtype, "device": scores.q_BHQD.device}
     if groups is None:
@@ -314,34 +306,17 @@ def _in_chunks(
     return results
 
 
-def received_attention(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    groups_BGQ: Tensor | None = None,
-    chunk: int | None = None,
-    **call: Any,
-) -> Tensor:
-    """Attention that every key receives, (B, H, S) or (B, G, H, S), as in `attention_statistics`;
-    `call`: further arguments of `Scores.of`.
-    """
-    scores = Scores.of(q_BHQD, k_BKSD, **call)
-    found = attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)
-    return found["received"]
-
-
 def row_logsumexp(
     q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Any
 ) -> Tensor:
-    """Log-sum-exp of every query's scores, (B, H, Q), as in `attention_statistics`."""
+    """Log-sum-exp of every query's scores, (B, H, Q); `call`: further arguments of `Scores.of`."""
     scores = Scores.of(q_BHQD, k_BKSD, **call)
     return attention_statistics(scores, ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
 
 
 def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Any) -> Tensor:
-    """The whole map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs).
-
-    The one function here that is not O(S): name the `heads` to look at.
+    """The whole map A, (B, H, Q, S), float32 (float64 for float64 inputs). It is not O(S): name
+    the `heads` to look at.
     """
     scores = Scores.of(q_BHQD, k_BKSD, **call)
     shape = (*scores.shape, scores.k_BKSD.shape[2])
@@ -354,10 +329,8 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Any) -> Tensor:
 
 
 def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
-    """L2 norm of every token's value (or key) vector, averaged over heads (arXiv 2601.19657, Eq.
-    14-16): (B, S).
-
-    `per_head=True` leaves out the average (Eq. 15): (B, K, S).
+    """L2 norm of every token's value (or key) vector, (B, S), averaged over heads (arXiv
+    2601.19657, Eq. 14-16); `per_head`: without the average, (B, K, S).
     """
     dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
     norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)

@@ -24,7 +24,7 @@ LOW = -100.0
 
 
 def compact(mask: Tensor) -> Tensor:
-    """A mask with all four axes, and one row if it is expanded over queries: lossless."""
+    """A mask with all four axes, and one row if it is expanded over queries."""
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     if mask.stride(2) == 0:
         return mask[:, :, :1]
@@ -32,8 +32,8 @@ def compact(mask: Tensor) -> Tensor:
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and numbers
-    below -1e8 block, others are biases (but see `doubtful`).
+    """A mask as a boolean one, True = may attend: numbers below -1e8, -inf and finfo.min block,
+    others are biases (but see `doubtful`).
     """
     if mask.dtype == torch.bool:
         return mask
@@ -52,11 +52,10 @@ def doubtful(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Visibility of keys: the queries that may see them, counted on first use.
+    """The queries that may see each key, counted on first use.
 
-    A query whose own key no query may see is padding and does not count, unless that would leave no
-    query. Its own key follows from the canvas that runs; without one see `first_own`. Causal masks
-    are top-left aligned, as in torch.
+    A query whose own key no query may see is padding and does not count, unless none would be left.
+    The canvas says which key is its own, else `first_own`. Causal masks are top-left aligned.
     """
 
     mask: Tensor | None
@@ -64,7 +63,7 @@ class Visibility:
     """(batch, queries, keys) of the call."""
     is_causal: bool = False
     running: RunningCanvas | None = None
-    """The canvas that was announced for this call, if one was and fits it."""
+    """Canvas announced for this call, if it fits."""
     device: torch.device | None = None
     """Device of counts that need no mask."""
 
@@ -121,7 +120,7 @@ class Visibility:
 
     @property
     def groups_BGQ(self) -> Tensor | None:
-        """The queries that count as the one group to add up, bool (B, 1, Q); None: all."""
+        """Real queries as one group to add up, bool (B, 1, Q); None: all."""
         if self.real_BQ is None:
             return None
         return self.real_BQ.unsqueeze(1)

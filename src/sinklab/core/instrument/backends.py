@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from sinklab.core.compat import (
     attention_of,
-    config_of,
     declares_interface,
-    has_own_forward,
     lacks_sdpa,
     replace_sdpa,
     stated,
@@ -37,9 +35,10 @@ def interface_configs(modules: Collection[nn.Module]) -> list[Any]:
     """The transformers configs of a model that always asks for its attention function, else
     none. A function other than SDPA is met in no other way.
     """
-    if any(map(has_own_forward, modules)) or not all(map(_is_known, modules)):
+    own = [vars(module) for module in modules]
+    if any("forward" in one for one in own) or not all(map(_is_known, modules)):
         return []
-    found = {id(config): config for config in map(config_of, modules)}
+    found = {id(config): config for config in (one.get("config") for one in own)}
     configs = [config for config in found.values() if attention_of(config) is not None]
     by_sdpa = any(attention_of(config) == "sdpa" for config in configs)
     if by_sdpa and not declares_interface(modules):

@@ -111,7 +111,7 @@ class Call:
     """Results for `heads`: what a recorder wants of some heads alone, in one pass (`fill`)."""
 
     def within(self, **context: Any) -> Call:
-        """The same call with other `CONTEXT`: what is known of it stays known."""
+        """This call with other `CONTEXT`: results that are known stay known."""
         known_fields("the context of a call", context, CONTEXT)
         other = replace(self, **context)
         object.__setattr__(other, "known", self.known)

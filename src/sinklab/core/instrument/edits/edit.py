@@ -119,7 +119,7 @@ class Editor(Listener):
         self.step = 0
         self.slot = 0
         self.memory: dict[str, dict] = {}
-        """What the edit keeps of each layer, as of the forward that runs."""
+        """Memory of each layer, as of the forward that runs."""
         self.effects: dict[str, Effect] = {}
         """Effects in it, by layer."""
         self.removing: dict[str, Tensor] = {}

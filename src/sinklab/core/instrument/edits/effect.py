@@ -20,7 +20,7 @@ class ChosenKeys:
     blocked_BHS: Tensor
     """Flags, for all heads."""
     columns_BHM: Tensor
-    """The same keys in the heads that are edited, −1 where a head has fewer than M: the newly
+    """Those keys in the heads that are edited, −1 where a head has fewer than M: the newly
     chosen ones by falling score, then the others.
     """
     numbers: dict[str, Tensor]

@@ -65,7 +65,7 @@ class RemovalRecord:
 
 @dataclass(eq=False, repr=False)
 class InterventionLog(Listener):
-    """What the edits of a block did. It comes before them, and hears of runs that begin."""
+    """Log of the edits of a block. It comes before them, and hears of runs that begin."""
 
     removals: list[RemovalRecord] = field(default_factory=list)
     forwards: int = 0

@@ -104,7 +104,7 @@ class SinkKeys(Selector):
 @selectors.register("positions")
 @dataclass(frozen=True)
 class Positions(Selector):
-    """The same canvas positions in every head, whatever they receive.
+    """Canvas positions, the same in every head, whatever they receive.
 
     Positions count the columns of the canvas (left padding included) without the added sinks in
     front. One that is not there yet (an autoregressive model) is taken when it comes; padding is
