@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import published_toys as toys
 from launched import launch
 from refusals import refused
-from sinklab.lab.checkpoints import load, materialize, weights
+from sinklab.lab.checkpoints import load, materialize
 from tiny_diffusion import save_tiny
 
 IDS = torch.arange(3, 15)[None]
@@ -149,28 +149,6 @@ def test_sharded_pickles(tmp_path):
     places = {name: f"pytorch_model-{number % 2}.bin" for number, name in enumerate(names)}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
     assert torch.equal(logits(folder, allow_pickle=True), expected)
-
-
-OWN = {"shards": 3, "shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
-
-
-@pytest.mark.ring("extras")
-@pytest.mark.parametrize("make, fields", [(toys.llada, {}), (toys.llada_moe, OWN)])
-def test_tensors_are_read_in_pieces(tmp_path, monkeypatch, make, fields):
-    folder, tensors = make(tmp_path, **fields)
-    expected = logits(folder)
-    monkeypatch.setattr(weights, "PIECE_BYTES", 500)
-    sizes, original = [], weights.Safetensors.pieces
-
-    def watched(self, name):
-        for rows, piece in original(self, name):
-            sizes.append(piece.numel() * piece.element_size())
-            yield rows, piece
-
-    monkeypatch.setattr(weights.Safetensors, "pieces", watched)
-    assert torch.equal(logits(folder), expected)
-    assert max(sizes) <= 500
-    assert sum(sizes) == 4 * sum(tensor.numel() for tensor in tensors.values())
 
 
 MEASURE = """

@@ -23,7 +23,7 @@ from sinklab.core.instrument.tracing import trace
 from sinklab.core.registry import caches, sinks
 from sinklab.lab.checkpoints import attach_sink, describe, load, save_sink
 from sinklab.lab.checkpoints import families as readers
-from sinklab.lab.checkpoints.materialize import empty_model, names_of, tensor_plan
+from sinklab.lab.checkpoints.materialize import empty_model, sources_of
 from sinklab.lab.checkpoints.weights import open_weights
 from sinklab.lab.sink_logits import logits_of
 from sinklab.lab.training.model import trainable_parameters
@@ -263,7 +263,7 @@ def _check_tensors(folder: Path, config: dict) -> None:
     plan = readers.read(config, str(folder), weights.shapes)
     model = empty_model(readers.configured(plan, {}, str(folder)), str(folder))
     try:
-        sources = tensor_plan(plan, model, weights, {}, str(folder)).sources
+        sources = sources_of(plan, model, weights, {}, str(folder))
     except ValueError as error:
         raise AssertionError(
             f"the plan names other tensors than the checkpoint has, see tensor_names: {error}"
@@ -272,7 +272,7 @@ def _check_tensors(folder: Path, config: dict) -> None:
     for target, tensor in model.state_dict().items():
         names: tuple[str, ...] = ()
         if target in sources:
-            names = names_of(sources[target])
+            names = sources[target][0]
         for name in names:
             taken[name] = taken.get(name, 0) + tensor.numel() // len(names)
     for name, used in taken.items():

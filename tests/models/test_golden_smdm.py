@@ -53,9 +53,8 @@ def test_golden_losses_and_gradients(family):
         families.read_config(folder / "config.json", family), family, stored.shapes
     )
     plan = {}
-    for target, (source, _) in materialize.tensor_plan(
-        checkpoint, model, stored, {}, family
-    ).sources.items():
+    sources = materialize.sources_of(checkpoint, model, stored, {}, family)
+    for target, ((source,), _) in sources.items():
         plan.setdefault(source, []).append(target)
     compared = 0
     for case in golden_cases(family)["losses"]:

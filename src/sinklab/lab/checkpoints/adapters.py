@@ -17,7 +17,7 @@ from torch import Tensor
 from sinklab.core.compat import stated
 from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
-from sinklab.lab.checkpoints.weights import Tensors
+from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import from_json, refused
 
 FORMAT = "sinklab-adapters"
@@ -157,7 +157,7 @@ def _check_tensors(model: Any, rank: int, tensors: Mapping[str, Tensor]) -> None
             outputs, inputs = layer.weight.shape
             shapes[f"{name}.{HALVES[0]}.weight"] = (rank, inputs)
             shapes[f"{name}.{HALVES[1]}.weight"] = (outputs, rank)
-    found = Tensors(dict(tensors)).shapes
+    found = Weights(dict(tensors)).shapes
     for name in sorted({*shapes, *found}):
         if name not in found:
             raise ValueError(f"{name} is not in it")

@@ -63,7 +63,8 @@ def formats_of(package: str) -> dict[str, Any]:
 
 FORMATS = formats_of(__package__)
 """Facts of the families of the papers, and special texts."""
-Source = tuple[str, Callable[[Tensor], Tensor] | None]
+Part = Callable[[Tensor], Tensor]
+Source = tuple[str, Part | None]
 """Name of a tensor in the checkpoint, and the part to take from it; None takes all of it."""
 
 # What would choose the code that runs: an attention may be a repository of compiled kernels,

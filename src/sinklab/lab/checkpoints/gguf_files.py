@@ -22,7 +22,7 @@ from numpy import memmap
 
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.materialize import names_to_fill
-from sinklab.lab.checkpoints.weights import Tensors
+from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import from_json, refused
 
 SUFFIX = ".gguf"
@@ -133,7 +133,7 @@ def read_tokenizer(file: Path, name: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(file.parent, **options)
 
 
-def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Tensors:
+def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Weights:
     """Every weight, dequantised by transformers to float32 and then brought to ``dtype``.
 
     Args:
@@ -166,4 +166,4 @@ def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Tens
             "checkpoint that it was made from"
         )
     held = model.state_dict()
-    return Tensors({one: held[one] for one in names_to_fill(model)})
+    return Weights({one: held[one] for one in names_to_fill(model)})

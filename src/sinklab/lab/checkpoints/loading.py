@@ -130,10 +130,9 @@ def load(
     """Load a model and its tokenizer.
 
     Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run;
-    the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB
-    (a row of a tensor, if larger), or one whole tensor if it is split (SMDM's). Pickles are mapped;
-    those from before torch 1.6 are held whole besides. A GGUF file is dequantised by transformers,
-    which holds its weights in float32 besides.
+    the attention is always sdpa. Weight files are mapped, so that the host holds the model once;
+    pickles from before torch 1.6 are held whole besides. A GGUF file is dequantised by
+    transformers, which holds its weights in float32 besides.
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a
@@ -314,7 +313,7 @@ def _filled(
             config, weights, raw["quantization_config"], device_map, name
         )
     model = materialize.empty_model(config, name)
-    tensors = materialize.tensor_plan(plan, model, weights, settings, name)
+    sources = materialize.sources_of(plan, model, weights, settings, name)
     devices = materialize.plan_devices(model, device_map, dtype)
     if plan.whole is not None and len(devices) > 1:
         raise ValueError(
@@ -322,7 +321,8 @@ def _filled(
             "device='cuda'"
         )
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
-        materialize.fill(model, tensors, weights, dtype, devices)
+        materialize.fill(model, sources, weights, dtype, devices)
+        materialize.check_tied(model, weights, plan.family.source(plan, materialize.HEAD)[0])
     if len(devices) > 1:
         model = materialize.dispatch(model, devices)
     return model.eval()

@@ -5,8 +5,8 @@ twice.
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sinklab.core.errors import near, one_of
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
-from sinklab.lab.checkpoints.families import CheckpointPlan, Source
+from sinklab.lab.checkpoints.families import CheckpointPlan, Part
 from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import counted, refused
 
@@ -29,27 +29,13 @@ BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words of accelerate for device maps."""
 
 
-Stacked = tuple[tuple[str, ...], None]
-"""Names of tensors in the checkpoint whose rows, one after the other, are those of one tensor of
-the model.
+Sources = dict[str, tuple[tuple[str, ...], Part | None]]
+"""Name in the model's state dict -> tensors of the checkpoint, and the part to take of it if it is
+one; several are rows of one tensor.
 """
 # what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
 # have of each
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """Source of each tensor of a model."""
-
-    sources: dict[str, Source | Stacked]
-    """Name in the model's state dict -> its source in the checkpoint."""
-    new: set[str]
-    """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's
-    settings add.
-    """
-    head: str
-    """Name in the checkpoint of the head, which it may have although it is tied."""
 
 
 def plan_devices(
@@ -258,15 +244,15 @@ def names_to_fill(model: PreTrainedModel) -> list[str]:
     return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
 
 
-def tensor_plan(
+def sources_of(
     plan: CheckpointPlan,
     model: PreTrainedModel,
     weights: Weights,
     overrides: Mapping[str, Any],
     name: str,
-) -> TensorPlan:
-    """Source of each tensor of the model; names and shapes are compared, in the names of the
-    checkpoint.
+) -> Sources:
+    """Source of each tensor of the model that the checkpoint has; names and shapes are compared, in
+    the names of the checkpoint.
 
     Args:
         plan: of the checkpoint.
@@ -285,74 +271,38 @@ def tensor_plan(
     }
     if len(others) < len(overrides):
         before = names_to_fill(empty_model(families.configured(plan, others, name), name))
-    ours = model.state_dict()
-    sources = {
-        target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights)
-        for target in names
-    }
-    new = {
-        target
-        for target in names
-        if target not in before and sources[target][0] not in weights.shapes
-    }
-    removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
-    filled = TensorPlan(
-        {target: sources[target] for target in names if target not in new},
-        new,
-        plan.family.source(plan, HEAD)[0],
-    )
-    _check(filled, removed, model, weights, name)
-    return filled
-
-
-def _expert_by_expert(source: Source, tensor: Tensor, weights: Weights) -> Source | Stacked:
-    """The source itself; for a tensor of all experts that the checkpoint does not have, the tensors
-    of each.
-    """
-    found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", source[0])
-    if source[0] in weights.shapes or found is None:
-        return source
-    each = [
-        f"{found[1]}{expert}.{kind}.weight"
-        for expert in range(len(tensor))
-        for kind in _EXPERTS[found[2]]
-    ]
-    return tuple(each), None
-
-
-def names_of(source: Source | Stacked) -> tuple[str, ...]:
-    """The tensors of the checkpoint that a source is made of."""
-    if isinstance(source[0], str):
-        return (source[0],)
-    return source[0]
-
-
-def _check(
-    plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str
-) -> None:
     theirs = weights.shapes
-    ours = {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
-    sources = dict.fromkeys(name for source in plan.sources.values() for name in names_of(source))
-    known = sources.keys() | removed
-    # old Llama files keep the rotary frequencies
-    harmless = "rotary_emb.inv_freq"
+    sources: Sources = {}
+    mismatched = []
+    # parts that the caller leaves out, and the head of a tied model, which some files have
+    known = {plan.family.source(plan, target)[0] for target in before if target not in names}
     if model.config.tie_word_embeddings:
-        # some files of a tied model have its head all the same
-        known.add(plan.head)
-    mismatched: list[str] = []
-    for target, source in plan.sources.items():
-        each = ours[target]
-        if not isinstance(source[0], str):
+        known.add(plan.family.source(plan, HEAD)[0])
+    for target, tensor in model.state_dict().items():
+        if target not in names:
+            continue
+        given, take = _source(plan, target, tensor, weights)
+        if target not in before and given[0] not in theirs:
+            continue
+        sources[target] = given, take
+        shape = tuple(tensor.shape)
+        each = shape
+        if len(given) > 1:
             # of the rows of all experts, those of one
-            each = (each[0] * each[1] // len(source[0]), *each[2:])
+            each = (shape[0] * shape[1] // len(given), *shape[2:])
         mismatched += [
-            f"{one} has shape {theirs[one]}, which does not give {target} {ours[target]}"
-            for one in names_of(source)
-            if one in theirs and _taken(theirs[one], source[1]) != each
+            f"{one} has shape {theirs[one]}, which does not give {target} {shape}"
+            for one in given
+            if one in theirs and _taken(theirs[one], take) != each
         ]
-    wrong: dict[str, list[str]] = {
-        "missing": [source for source in sources if source not in theirs],
-        "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],
+    wanted = dict.fromkeys(one for given, _ in sources.values() for one in given)
+    known |= wanted.keys()
+    wrong = {
+        "missing": [one for one in wanted if one not in theirs],
+        # old Llama files keep the rotary frequencies
+        "unexpected": [
+            one for one in theirs if one not in known and not one.endswith("rotary_emb.inv_freq")
+        ],
         "mismatched": mismatched,
     }
     listed = [
@@ -365,44 +315,61 @@ def _check(
             f"the tensors of {name} do not fit its config ({'; '.join(listed)}); check that "
             "weights and config belong together"
         )
+    return sources
 
 
-def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
+def _source(
+    plan: CheckpointPlan, target: str, tensor: Tensor, weights: Weights
+) -> tuple[tuple[str, ...], Part | None]:
+    """The family's source; for a tensor of all experts that the checkpoint does not have, the
+    tensors of each.
+    """
+    name, take = plan.family.source(plan, target)
+    found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", name)
+    if name in weights.shapes or found is None:
+        return (name,), take
+    each = [
+        f"{found[1]}{expert}.{kind}.weight"
+        for expert in range(len(tensor))
+        for kind in _EXPERTS[found[2]]
+    ]
+    return tuple(each), None
+
+
+def _taken(shape: tuple[int, ...], take: Part | None) -> tuple[int, ...]:
     """The shape of the part taken of a tensor; () if it cannot be taken."""
     if take is None:
         return shape
-    try:
+    with suppress(RuntimeError, IndexError):
         return tuple(take(torch.empty(shape, device="meta")).shape)
-    except (RuntimeError, IndexError):
-        return ()
+    return ()
 
 
 def fill(
     model: PreTrainedModel,
-    plan: TensorPlan,
+    sources: Sources,
     weights: Weights,
     dtype: torch.dtype,
     devices: Mapping[str, Any],
 ) -> None:
-    """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise the
-    new ones.
+    """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise those
+    without a source, compute those that no checkpoint has.
     """
     empty = model.state_dict(keep_vars=True)
-    sources = plan.sources.items()
-    for target, (source, take) in counted("reading weights", sources, len(sources)):
+    for target, (names, take) in counted("reading weights", sources.items(), len(sources)):
         tensor = _allocated(model, target, empty[target], dtype, devices)
-        if isinstance(source, str):
-            _fill_one(tensor, weights, source, take)
+        if len(names) > 1:
+            for name, rows in zip(names, tensor.flatten(0, 1).chunk(len(names)), strict=True):
+                rows.copy_(weights[name])
+        elif take is None:
+            tensor.copy_(weights[names[0]])
         else:
-            for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
-                _fill_rows(rows, weights, name)
+            tensor.copy_(take(weights[names[0]]))
         # extremes need no memory, and NaN, if there is one, is an extreme
         if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
             raise ValueError(
                 f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"
             )
-    if "rotary_emb" in model.model._modules:
-        compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {
         torch.device(device).type for device in devices.values()
     }:
@@ -410,37 +377,30 @@ def fill(
         # width
         model.model.config._experts_implementation = "eager"
     model.tie_weights()
-    compute_buffers(model, devices)
-    if model.config.tie_word_embeddings and plan.head in weights.shapes:
-        _check_tied(model, weights, plan.head)
-    for target in sorted(plan.new):
+    new = {target for target in names_to_fill(model) if target not in sources}
+    for target in sorted(new):
         _allocated(model, target, empty[target], dtype, devices)
-    for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
+    for owner in sorted({target.rpartition(".")[0] for target in new}):
         module = model.get_submodule(owner)
         parameters: Any = module.named_parameters(recurse=False)
         for leaf, parameter in parameters:
             # a gate that only gets a bias keeps its weight
-            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in plan.new
+            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in new
         model._init_weights(module)
+    compute_buffers(model, devices)
 
 
-def _fill_one(
-    tensor: Tensor,
-    weights: Weights,
-    name: str,
-    take: Callable[[Tensor], Tensor] | None,
-) -> None:
-    if take is not None:
-        tensor.copy_(take(weights.whole(name)))
-    elif tensor.ndim:
-        _fill_rows(tensor, weights, name)
-    else:
-        tensor.copy_(weights.whole(name))
-
-
-def _fill_rows(tensor: Tensor, weights: Weights, name: str) -> None:
-    for rows, piece in weights.pieces(name):
-        tensor[rows] = piece
+def check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
+    """Raises ValueError if the checkpoint has a head all the same that is not the embedding."""
+    tied: Any = model.get_input_embeddings().weight
+    if head not in weights.shapes or not model.config.tie_word_embeddings:
+        return
+    if weights.shapes[head] != tuple(tied.shape) or not torch.equal(tied, weights[head].to(tied)):
+        raise ValueError(
+            "config.json ties the head to the embedding (tie_word_embeddings, LLaDA's "
+            f"weight_tying), but {head} of the checkpoint is another tensor; set it to false in "
+            "config.json"
+        )
 
 
 def _allocated(
@@ -458,46 +418,21 @@ def _allocated(
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     if isinstance(empty, nn.Parameter):
-        parameter = nn.Parameter(tensor, requires_grad=empty.requires_grad)
-        module.register_parameter(leaf, parameter)
+        module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=empty.requires_grad))
     else:
         module.register_buffer(leaf, tensor)
     return tensor
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
-    """Compute, by the model's class, the buffers that no checkpoint holds and that are still on the
-    meta device.
+    """Compute, by the model's classes, the buffers that no checkpoint holds and that are still on
+    the meta device, such as the rotary frequencies.
     """
-    absent = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_meta]
-    for name, buffer in absent:
-        owner, _, leaf = name.rpartition(".")
-        room = torch.empty_like(buffer, device=device_in(devices, name))
-        model.get_submodule(owner)._buffers[leaf] = room
-    if absent:
-        for tensor in model.state_dict(keep_vars=True).values():
-            tensor._is_hf_initialized = True
-        model.initialize_weights()
-
-
-def compute_rotary(decoder: Any, device: torch.device | str) -> None:
-    """Compute the rotary frequencies of a decoder whose buffers are on the meta device; they stay
-    float32.
-    """
-    rotary = decoder.rotary_emb
-    for name, buffer in type(rotary)(decoder.config).named_buffers():
-        rotary._buffers[name] = buffer.to(device)
-
-
-def _check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
-    """A head that the file has all the same must be the embedding."""
-    tied: Any = model.get_input_embeddings().weight
-    same = weights.shapes[head] == tuple(tied.shape) and all(
-        torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(head)
-    )
-    if not same:
-        raise ValueError(
-            "config.json ties the head to the embedding (tie_word_embeddings, LLaDA's "
-            f"weight_tying), but {head} of "
-            "the checkpoint is another tensor; set it to false in config.json"
-        )
+    for name, buffer in [*model.named_buffers()]:
+        if buffer.is_meta:
+            owner, _, leaf = name.rpartition(".")
+            room = torch.empty_like(buffer, device=device_in(devices, name))
+            model.get_submodule(owner)._buffers[leaf] = room
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    model.initialize_weights()

@@ -1,7 +1,7 @@
-"""The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
+"""The weight files of a checkpoint folder, read a tensor at a time; pickles only on request."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ FLOATING = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-PIECE_BYTES = 64 * 2**20
+MAPPED_BYTES = 2**28
 UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
 SAFE = ("*.safetensors",)
 """Names of weight files."""
@@ -26,23 +26,18 @@ PICKLED = ("*.bin", "*.pth", "*.pt")
 """Names of weight files that may run code when they are read."""
 
 
-def _not_floating(name: str, kind: object) -> ValueError:
-    return ValueError(
-        f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
-        "take a checkpoint that is not quantised"
-    )
+class Weights:
+    """Tensors by name, each read when it is asked for; ``shapes`` are known before.
 
-
-class Safetensors:
-    """Tensors of one or more safetensors files.
-
-    A file is opened anew after ``PIECE_BYTES``: the pages of its mapping, which count as resident
-    memory, are released.
+    Raises:
+        ValueError: for a tensor in two files, and for one that is not of floating point numbers.
     """
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], files: Sequence[Path] = ()) -> None:
+        self.tensors = tensors
         self.files: dict[str, Path] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
+        kinds = {name: tensor.dtype for name, tensor in tensors.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for file in files:
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (no mapping)
@@ -51,59 +46,30 @@ class Safetensors:
                             f"the tensor {name} is in {self.files[name].name} and in {file.name}"
                         )
                     piece = opened.get_slice(name)
-                    if piece.get_dtype() not in FLOATING:
-                        raise _not_floating(name, piece.get_dtype())
                     self.files[name] = file
+                    kinds[name] = FLOATING.get(piece.get_dtype(), piece.get_dtype())
                     shapes[name] = tuple(piece.get_shape())
+        for name, kind in kinds.items():
+            if kind not in FLOATING.values():
+                raise ValueError(
+                    f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
+                    "take a checkpoint that is not quantised"
+                )
         self.shapes: Shapes = shapes
-        self._opened: tuple[Path, Any, int] | None = None
-        """The file read last, opened, and the bytes that may still be read of this mapping."""
+        self._opened: tuple[Path, Any] | None = None
+        self._left = 0
 
-    def _file_of(self, name: str, size: int) -> Any:
+    def __getitem__(self, name: str) -> Tensor:
+        """One tensor, in memory or mapped."""
+        if name in self.tensors:
+            return self.tensors[name]
         file = self.files[name]
-        if self._opened is None or self._opened[0] != file or self._opened[2] < size:
-            # not for every tensor: the header of a file with thousands of experts takes longer than
-            # one of them
-            self._opened = file, safe_open(file, "pt"), PIECE_BYTES
-        _, opened, left = self._opened
-        self._opened = file, opened, left - size
-        return opened
-
-    def whole(self, name: str) -> Tensor:
-        """One tensor, backed by the file."""
-        with safe_open(self.files[name], "pt") as opened:
-            return opened.get_tensor(name)
-
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """Row ranges of one tensor and their contents, at most ``PIECE_BYTES`` each (a row at
-        least).
-        """
-        count, *row = self.shapes[name]
-        per_row = 8 * torch.Size(row).numel()
-        rows = max(1, PIECE_BYTES // per_row)
-        for start in range(0, count, rows):
-            stop = min(start + rows, count)
-            opened = self._file_of(name, per_row * (stop - start)).get_slice(name)
-            yield slice(start, stop), opened[start:stop]
-
-
-class Tensors:
-    """Tensors that are in memory, or mapped."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if tensor.dtype not in FLOATING.values():
-                raise _not_floating(name, tensor.dtype)
-        self.tensors = tensors
-        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-    def whole(self, name: str) -> Tensor:
-        """One tensor."""
-        return self.tensors[name]
-
-    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """All rows at once."""
-        yield slice(None), self.tensors[name]
+        # opened anew now and then: the pages of its mapping, which count as resident, are released
+        if self._opened is None or self._opened[0] != file or self._left < 0:
+            self._opened, self._left = (file, safe_open(file, "pt")), MAPPED_BYTES
+        tensor = self._opened[1].get_tensor(name)
+        self._left -= tensor.nbytes
+        return tensor
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
@@ -132,9 +98,6 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     return content
 
 
-Weights = Safetensors | Tensors
-
-
 def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
     """The weights of a folder: headers now, contents on request.
 
@@ -157,11 +120,11 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
         )
     with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
         if not pickled:
-            return Safetensors(files)
+            return Weights({}, files)
         tensors: dict[str, Tensor] = {}
         for file in files:
             tensors |= _unpickle(file)
-        return Tensors(tensors)
+        return Weights(tensors)
 
 
 def _files(folder: Path, name: str) -> list[Path]:

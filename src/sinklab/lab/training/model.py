@@ -21,7 +21,7 @@ from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.adapters import PROJECTIONS
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
-from sinklab.lab.checkpoints.materialize import compute_rotary
+from sinklab.lab.checkpoints.materialize import compute_buffers
 from sinklab.lab.checkpoints.published import read_plan
 from sinklab.lab.files import refused
 from sinklab.lab.records.storage import weights_hash
@@ -265,7 +265,7 @@ def causal_model(model: DiffusionLM) -> PreTrainedModel:
         causal: Any = AutoModelForCausalLM.from_config(config)
     causal.load_state_dict(model.state_dict(), strict=True, assign=True)
     causal.tie_weights()
-    compute_rotary(causal.model, model.lm_head.weight.device)
+    compute_buffers(causal, {"": model.lm_head.weight.device})
     return causal
 
 
