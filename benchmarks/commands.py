@@ -27,7 +27,7 @@ from measure import write_result
 
 import sinklab
 import sinklab.lab.checkpoints.loading as loading
-from sinklab.lab.cli.models import generate
+from sinklab.lab.cli.models import Generate
 from sinklab.lab.studies.processes import Meter, Progress
 from sinklab.lab.studies.trace.recording import Recorder
 from sinklab.lab.studies.trace.run import follow, prepare
@@ -88,7 +88,7 @@ def main() -> None:
     def written(*batches: tuple[str, ...]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             for prompts in batches:
-                generate(prompts, new_tokens=new_tokens)
+                Generate(prompts, new_tokens=new_tokens).run()
 
     def traced(**settings: object) -> None:
         with tempfile.TemporaryDirectory() as folder:

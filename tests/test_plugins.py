@@ -168,18 +168,12 @@ def test_a_plugin_is_named_on_the_command_line_alone(here, capsys):
         assert not Path("again").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--plugin"], r"--plugin takes a Python file: --plugin FILE\.py"),
-        (["--plugin=broken.py"], r"the plug-in broken\.py cannot be loaded: ZeroDivisionError"),
-    ],
-)
-def test_a_file_that_is_no_plugin_is_refused(tmp_path, monkeypatch, capsys, arguments, message):
+def test_a_file_that_is_no_plugin_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("1 / 0", "utf-8")
-    assert main(["list", "rules", *arguments]) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert main(["list", "rules", "--plugin=broken.py"]) == 2
+    said = capsys.readouterr().err
+    assert "the plug-in broken.py cannot be loaded: ZeroDivisionError" in said
 
 
 RULE = """

@@ -11,7 +11,6 @@ from commands import cli
 from launched import launch
 from refusals import refusing
 from sinklab.lab.cli.command import conduct
-from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
@@ -41,14 +40,8 @@ def test_mistakes_show_before_a_model_is_read(model, monkeypatch):
         ({"tasks": ("humaneval",), "data": "data"}, "allow it with --run-code"),
     ):
         with refusing(message):
-            evaluated(model, checked(typed(EvalSettings()), **settings))
+            evaluated(model, EvalSettings(**settings))
         assert not Path("out").exists()
-
-
-def test_the_command_takes_the_same_settings_as_python():
-    given = checked(typed(EvalSettings()), tasks=("piqa, race",), limit=3)
-    assert given == EvalSettings(tasks=("piqa", "race"), limit=3)
-    assert Evaluation().name == "eval"
 
 
 def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, capsys):

@@ -8,8 +8,7 @@ import pytest
 from commands import cli
 from refusals import refused
 from sinklab.lab.cli.command import conduct
-from sinklab.lab.cli.options import checked, typed
-from sinklab.lab.cli.reports import onetoken, table1
+from sinklab.lab.cli.reports import OneToken, Table1
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies import kept_record
 from sinklab.lab.studies.base import folder_names
@@ -70,11 +69,9 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
 
 def test_what_makes_no_sense_is_refused():
     refused("curve needs at least one model", curve)
-    refused("needs at least one model", table1, (), Path("out"))
-    refused("onetoken needs a folder of", onetoken, ())
-    refused(r"but nowhere is not a folder", onetoken, (Path("nowhere"),))
-    # tyro does not check while it parses
-    refused("'sink'; did you mean 'sinks'", checked, typed(CurveSettings()), controls=("sink",))
+    refused("needs at least one model", Table1((), Path("out")).run)
+    refused("onetoken needs a folder of", OneToken().run)
+    refused(r"but nowhere is not a folder", OneToken((Path("nowhere"),)).run)
 
 
 def test_folders_are_named_after_models():
@@ -129,7 +126,7 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
         "sinklab.lab.studies.benchmarks.run.evaluate",
         scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k)),
     )
-    table1((model,), Path("out"), settings=typed(EvalSettings(tasks=("gsm8k",))), figures=())
+    Table1((model,), Path("out"), settings=EvalSettings(tasks=("gsm8k",)), figures=()).run()
     printed = capsys.readouterr().out
     assert (
         "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ "
@@ -148,7 +145,7 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
         5,
         0.0,
     )
-    table1(render=(Path("out"),), out=Path("again"), figures=())
+    Table1(render=(Path("out"),), out=Path("again"), figures=()).run()
     assert "0.100 ± 0.030" in capsys.readouterr().out
 
 

@@ -17,7 +17,6 @@ from refusals import refused
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import conduct
-from sinklab.lab.cli.options import checked, typed
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
@@ -120,10 +119,6 @@ def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
     assert record == {"texts": 4, "edits": ["block_keys:keys=top:k=2"]}
     assert from_record(Edited(), record) == Edited(texts=4)
     refused("'text'; did you mean 'texts'", from_record, Edited(), {"text": 3})
-    given = typed(Edited())
-    assert (given.texts, given.edits) == (3, ("block_keys:keys=top:k=2",))
-    assert checked(given) == Edited()
-    refused("texts must be at least 1", checked, given, texts=0)
 
 
 def test_runs_of_another_kind_are_not_reproduced():

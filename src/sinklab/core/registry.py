@@ -35,8 +35,6 @@ Class = TypeVar("Class", bound=Callable[..., Any])
 PLUGINS = "sinklab.plugins"
 REGISTRIES: dict[str, "Registry"] = {}
 """By name, once their ring is imported."""
-INSTEAD: dict[str, str] = {}
-"""Advice for names that are gone."""
 
 
 @cache
@@ -161,7 +159,7 @@ class Registry(Mapping[str, Any]):
         classes = self._all()
         if name not in classes:
             remedy = "if a plug-in defines it, install that or name its file: --plugin"
-            one_of(self.what, name, sorted(classes), INSTEAD.get(name, remedy))
+            one_of(self.what, name, sorted(classes), remedy)
         return classes[name]
 
     def __contains__(self, name: object) -> bool:

@@ -3,6 +3,7 @@
 PROVIDES = {
     "attention_functions": "eager",
     "caches": "caching.blocks",
+    "commands": "cli.main cli.models cli.reports cli.tour",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions scoring.hidden_states",
     "figures": "reports.figures reports.maps",

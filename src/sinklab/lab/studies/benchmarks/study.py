@@ -243,6 +243,7 @@ class Evaluation(Study):
     """
 
     Settings = EvalSettings
+    group = "evaluate"
     kind = "benchmark"
     permissions = ("run_code", "score_only")
     shards = True

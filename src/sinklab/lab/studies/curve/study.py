@@ -131,6 +131,7 @@ class Curve(Study):
 
     Settings = CurveSettings
     model: ClassVar[str | tuple[str, ...]] = ("tiny", "tiny-sink")
+    group = "intervene"
     kinds: ClassVar = ("curve", "ablate")
     keeps = True
     parts = "curve_rows"

@@ -172,6 +172,7 @@ class Trace(Study):
     """
 
     Settings: ClassVar[type] = StudySettings
+    group = "watch"
     kind = "study"
     parts = "generations"
     shards = True
