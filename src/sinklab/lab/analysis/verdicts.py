@@ -15,6 +15,7 @@ from sinklab.lab.analysis.estimates import (
     FEWEST,
     LEVEL,
     Estimate,
+    corrected,
     mean_over,
     mean_p,
     median_over,
@@ -56,21 +57,17 @@ def holm(found: Sequence[Verdict]) -> list[Verdict]:
     Verdicts with a p-value count. A verdict that does not pass the correction for their number
     holds None, and its sentence says so.
     """
-    ranked = sorted(
-        (verdict.p, place) for place, verdict in enumerate(found) if not math.isnan(verdict.p)
-    )
-    kept = list(found)
-    worst = 0.0
-    for left, (p, place) in zip(range(len(ranked), 0, -1), ranked, strict=True):
-        worst = max(worst, left * p)
-        verdict = found[place]
-        if verdict.holds is not None and worst > 1 - LEVEL:
+    together = sum(not math.isnan(verdict.p) for verdict in found)
+    kept = []
+    for verdict, p in zip(found, corrected([verdict.p for verdict in found]), strict=True):
+        if verdict.holds is not None and p > 1 - LEVEL:
             words = (
-                f"inconclusive, as one of {len(ranked)} statements judged together (p = {p:.2g})"
+                f"inconclusive, as one of {together} statements judged together "
+                f"(p = {verdict.p:.2g})"
             )
-            kept[place] = replace(
-                verdict, holds=None, sentence=f"{verdict.sentence.rpartition(': ')[0]}: {words}."
-            )
+            sentence = f"{verdict.sentence.rpartition(': ')[0]}: {words}."
+            verdict = replace(verdict, holds=None, sentence=sentence)
+        kept.append(verdict)
     return kept
 
 
