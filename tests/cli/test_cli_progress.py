@@ -1,13 +1,12 @@
 """How far a pass is, said while it lasts."""
 
 import io
-import re
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.lab.cli.progress import Shown, waiting, working
+from sinklab.lab.cli.progress import Shown, pace, waiting, working
 from sinklab.lab.files import COUNT, counted
 
 
@@ -37,18 +36,22 @@ def lines(shown):
     return [line[10:].strip() for line in shown._console.file.getvalue().splitlines()]
 
 
-def test_a_long_pass_says_how_far_it_is_but_not_often(shown, clock):
+def test_a_long_pass_says_how_far_it_is_but_seldom(shown, clock):
     shown.stage("scoring")
     for done in range(101):
         shown.count(done, 100)
         clock.now += 1
     told = lines(shown)
-    assert told[0] == "scoring" and told[1] == "5 of 100, 1 a second, about 95 s left"
-    # every five seconds at first, later every tenth of what has passed
-    assert 8 < len(told) < 21
-    assert all(
-        re.fullmatch(r"\d+ of 100, 1 a second, about \d+ (s|min) left", line) for line in told[1:]
-    )
+    assert told[:2] == ["scoring", "scoring: 10 of 100, 1 a second, about 90 s left"]
+    # every ten seconds at first, later every third of what has passed
+    assert 4 < len(told) < 9
+
+
+def test_a_kind_of_stage_is_told_once(shown):
+    for number in range(30):
+        shown.stage(f"writing sample {number} of 30")
+    shown.stage("writing the page")
+    assert lines(shown) == ["writing sample 0 of 30", "writing the page"]
 
 
 def test_a_short_pass_says_nothing(shown, clock):
@@ -58,33 +61,27 @@ def test_a_short_pass_says_nothing(shown, clock):
     assert lines(shown) == []
 
 
-def test_a_slow_first_part_is_no_measure_of_the_rest(shown, clock):
-    shown.count(0, 200)
-    clock.now += 6
-    shown.count(1, 200)
-    assert lines(shown) == []
-    clock.now += 6
-    shown.count(25, 200)
-    assert lines(shown) == ["25 of 200, 4 a second, about 44 s left"]
+def test_nothing_is_said_of_the_rest_before_a_twentieth_is_done():
+    assert pace(9, 200, 0, 60) == "9 of 200"
+    assert pace(10, 200, 0, 60) == "10 of 200, 6 s each, about 19 min left"
+    assert pace(10, 200, 0, 2) == "10 of 200", "nor at once"
+    # what was there before has no rate
+    assert pace(110, 200, 100, 10) == "110 of 200, 1 a second, about 90 s left"
+    assert pace(100, 200, 100, 10) == "100 of 200"
 
 
-def test_a_terminal_shows_a_bar_and_no_lines(clock):
+def test_a_terminal_shows_one_line_that_stays(clock):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     with Bars(console=console, auto_refresh=False) as bars:
         shown = Shown(console, bars, clock)
         for done in range(60):
+            shown.stage(f"part {done}")
             shown.count(done, 100)
             clock.now += 1
-        assert bars.tasks[0].completed == 59 and bars.tasks[0].total == 100
-    assert "left" not in console.file.getvalue()
-
-
-def test_a_slow_part_is_counted_while_it_is_done_and_names_what_it_takes(shown, clock):
-    for part in range(9):
-        shown.count(part / 8, 4)
-        clock.now += 10
-    # eighths of ten seconds each: eighty seconds a part
-    assert "0 of 4, 80 s each, about 5" in lines(shown)[0]
+        (task,) = bars.tasks
+        assert (task.completed, task.total, task.description) == (59, 100, "part 59")
+        assert task.fields["pace"] == "59 of 100, 1 a second, about 41 s left"
+        assert console.file.getvalue().count("\n") == 0
 
 
 def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(shown, clock):
@@ -96,7 +93,7 @@ def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(
     finally:
         COUNT.reset(before)
     told = lines(shown)
-    assert told[0] == "reading weights: 5 of 40, 1 a second, about 35 s left"
+    assert told[0] == "reading weights: 10 of 40, 1 a second, about 30 s left"
     with working():
         assert COUNT.get() is not None
     assert COUNT.get() is None

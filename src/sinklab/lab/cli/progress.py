@@ -2,7 +2,9 @@
 what is left, measured while it lasts.
 """
 
+import math
 import os
+import re
 import sys
 import threading
 import time
@@ -11,15 +13,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
@@ -31,16 +25,10 @@ RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(
 """Spellings of control characters, which a terminal would obey."""
 FIRST = 2.0
 """Seconds of a wait before a line tells of it, away from a terminal."""
-EVERY = 5.0
-"""Seconds between two such lines at first; in a long pass a tenth of the time so far, which is
-more.
-"""
+EVERY = 10.0
+"""Seconds between two lines on how far a pass is, at first."""
 SURE = 3.0
-"""Seconds after which a pass of which at least two parts are done says how long the rest takes."""
-SURE_OF_ONE = 10.0
-"""Seconds after which a pass with one part done does; that part may have been slower than the
-others will be.
-"""
+"""Seconds of a pass before it says how long the rest takes."""
 
 
 def spelt(text: object) -> str:
@@ -89,64 +77,29 @@ def show(rows: Iterable[Sequence[object]], columns: Sequence[object] = (), title
     Console(highlight=False).print(table)
 
 
-class Pace:
-    """How fast a pass goes. Its first part is slower than the others and does not count once there
-    are more.
+def pace(done: float, total: float, began: float, seconds: float) -> str:
+    """How far a pass is, how fast it goes, and what is left.
+
+    Args:
+        done: parts done.
+        total: parts in all.
+        began: parts that were done when it began, which the rate leaves out.
+        seconds: since then; before three of them, and before a twentieth of the parts, nothing is
+            said of what is left.
     """
-
-    def __init__(self, done: float, now: float) -> None:
-        self.began = now
-        """Time at which it began."""
-        self.done = done
-        """Parts done."""
-        self.seconds = 0.0
-        """Seconds since it began."""
-        self.rate = 0.0
-        """Parts a second; 0 before the first."""
-        self.is_sure = False
-        """Whether the rate says enough of the rest."""
-        self._there = done
-        self._from = (done, now)
-
-    def move(self, done: float, now: float) -> None:
-        """Note that so much is done now."""
-        since, moment = self._from
-        if done > since and now > moment:
-            self.rate = (done - since) / (now - moment)
-        if self.done == self._there < done:
-            self._from = (done, now)
-        self.done = done
-        self.seconds = now - self.began
-        least = SURE_OF_ONE
-        if done > self._from[0]:
-            least = SURE
-        self.is_sure = self.seconds >= least
-
-    def left(self, total: float) -> float:
-        """Seconds that the rest takes, of so many parts in all."""
-        return (total - self.done) / self.rate
-
-
-def rate_in_words(rate: float) -> str:
-    """Parts a second, or the time of each."""
+    text = f"{int(done)} of {total:.0f}"
+    if done <= began or seconds < SURE or (done - began) * 20 < total - began:
+        return text
+    rate = (done - began) / seconds
+    speed = f"{duration(1 / rate)} each"
     if rate >= 1:
-        return f"{rate:.2g} a second"
-    return f"{duration(1 / rate)} each"
-
-
-class RateColumn(ProgressColumn):
-    """The rate, in the bar of a terminal."""
-
-    def render(self, task: Task) -> Text:
-        """Speed of a task, by `rate_in_words`."""
-        if not task.speed:
-            return Text("")
-        return Text(rate_in_words(task.speed))
+        speed = f"{rate:.2g} a second"
+    return f"{text}, {speed}, about {duration((total - done) / rate)} left"
 
 
 class Shown(Progress):
-    """Stages stay above the bar as they pass; away from a terminal a line now and then tells how
-    far a pass is.
+    """One line that stays in place; away from a terminal a line for each kind of stage, and now and
+    then one on how far it is.
     """
 
     def __init__(
@@ -155,39 +108,40 @@ class Shown(Progress):
         self._console = console
         self._bars = bars
         self._clock = clock
-        self._started = self._told = clock()
-        self._task = bars.add_task("starting", total=None)
-        self._pace: Pace | None = None
+        self._started = self._told = self._begun = clock()
+        self._task = bars.add_task("starting", total=None, pace="")
+        self._stage = "starting"
+        self._kinds: set[str] = set()
+        self._first = self._done = math.inf
 
     def stage(self, text: str) -> None:
-        """Print the stage, and put it before the bar."""
-        text = spelt(text)
-        self._bars.update(self._task, description=text)
-        self._print(text)
+        """Name what is done; away from a terminal once, whatever its numbers."""
+        self._stage = spelt(text)
+        self._bars.update(self._task, description=self._stage)
+        kind = re.sub(r"\d+", "", self._stage)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._print(self._stage)
 
     def count(self, done: float, total: float, what: str = "") -> None:
-        """Move the bar, or away from a terminal print the progress, if it was not printed a moment
-        ago; `what` is counted, where no stage says so.
-        """
+        """Tell how far a pass is; `what` is counted, where no stage says so."""
         now = self._clock()
-        if what:
-            self._bars.update(self._task, description=what)
-            what += ": "
-        if self._pace is None or done < self._pace.done:
-            self._pace = Pace(done, now)
-            self._bars.reset(self._task, total=total, completed=int(done))
-        self._pace.move(done, now)
-        self._bars.update(self._task, completed=done, total=total)
-        if not self._pace.rate or done >= total:
-            return
-        due = max(EVERY, self._pace.seconds / 10)
-        if not self._console.is_terminal and self._pace.is_sure and now - self._told >= due:
-            rate = rate_in_words(self._pace.rate)
-            left = duration(self._pace.left(total))
-            self._print(f"{what}{int(done)} of {total:.0f}, {rate}, about {left} left")
+        if done < self._done:
+            self._first, self._begun = done, now
+        self._done = done
+        text = pace(done, total, self._first, now - self._begun)
+        self._bars.update(
+            self._task, completed=done, total=total, pace=text, description=what or self._stage
+        )
+        # seldom in a long run: after each line it lasts half as long again
+        due = max(EVERY, (now - self._started) / 3)
+        if done < total and text.endswith("left") and now - self._told >= due:
+            self._print(f"{what or self._stage}: {text}")
 
     def _print(self, text: str) -> None:
         self._told = self._clock()
+        if self._console.is_terminal:
+            return
         elapsed = self._told - self._started
         self._console.print(
             f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True
@@ -196,12 +150,12 @@ class Shown(Progress):
 
 @contextmanager
 def working() -> Iterator[Shown]:
-    """A bar on the terminal for the length of the block; of several processes only the first one
+    """A line on the terminal for the length of the block; of several processes only the first one
     shows it.
     """
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
-    columns = (*stage, BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
+    words = TextColumn("{task.description} {task.fields[pace]}", markup=False)
+    columns = (SpinnerColumn(), words, BarColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         shown = Shown(console, bars)
         before = COUNT.set(shown.count)
