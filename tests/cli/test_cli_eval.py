@@ -53,7 +53,7 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
-    assert lines[-3] == "run folder: out" and lines[-2].startswith("at this rate the whole takes ")
+    assert lines[-2] == "run folder: out" and lines[-1].startswith("at this rate the whole takes ")
     assert "writing 2 answers" in printed.err
     run = open_run("out")
     kept = [run.info.settings[name] for name in ("tasks", "mask_sinks", "edits")]

@@ -9,7 +9,7 @@ figures = Registry("figure", "figures")
 studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
-"""Functions that are commands of their own: `sinklab.lab.cli` makes their help from docstrings."""
+"""Commands that are no study: `sinklab.lab.cli.options.Command`."""
 fast_medians = Registry("fast median", "fast_medians")
 """Faster medians of the rows of a tensor."""
 sandboxes = Registry("sandbox", "sandboxes")

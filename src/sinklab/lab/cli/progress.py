@@ -119,9 +119,16 @@ class Shown(Progress):
         self._stage = spelt(text)
         self._bars.update(self._task, description=self._stage)
         kind = re.sub(r"\d+", "", self._stage)
-        if kind not in self._kinds:
+        if kind not in self._kinds and not self._console.is_terminal:
             self._kinds.add(kind)
-            self._print(self._stage)
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print a line, on a terminal above the one that stays."""
+        self._told = self._clock()
+        elapsed = self._told - self._started
+        line = f"{elapsed:6.1f} s  {spelt(text)}"
+        self._console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def count(self, done: float, total: float, what: str = "") -> None:
         """Tell how far a pass is; `what` is counted, where no stage says so."""
@@ -135,17 +142,9 @@ class Shown(Progress):
         )
         # seldom in a long run: after each line it lasts half as long again
         due = max(EVERY, (now - self._started) / 3)
-        if done < total and text.endswith("left") and now - self._told >= due:
-            self._print(f"{what or self._stage}: {text}")
-
-    def _print(self, text: str) -> None:
-        self._told = self._clock()
-        if self._console.is_terminal:
-            return
-        elapsed = self._told - self._started
-        self._console.print(
-            f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True
-        )
+        is_due = now - self._told >= due and not self._console.is_terminal
+        if is_due and done < total and text.endswith("left"):
+            self.note(f"{what or self._stage}: {text}")
 
 
 @contextmanager

@@ -411,7 +411,7 @@ class Study:
         may_be = self.keeps and resume and (path / RUN_FILE).is_file()
         is_finished = may_be and read_info(path / RUN_FILE).status == "complete"
         if is_finished and is_there(path, about):
-            say.stage(f"{path} is there")
+            say.note(f"{path} is there")
             worker.finished.append(path)
             return path
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "shared": self.shards}

@@ -41,6 +41,10 @@ class Progress:
         """A new stage begins."""
         self._say(text)
 
+    def note(self, text: str) -> None:
+        """What is not to be missed, however long it takes."""
+        self._say(text)
+
     def count(self, done: float, total: float) -> None:
         """`done` of `total` parts of the pass in work are done; the total may shrink if a text ends
         early.

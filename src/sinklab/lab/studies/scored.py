@@ -286,7 +286,7 @@ def write_twins(
                 row |= {"made": True, "weights_sha256": weights_hash(twin.model.state_dict())}
                 write(twin, kind)
         if row["why"]:
-            work.progress.stage(f"no control ({CONTROLS[kind]}): {row['why']}")
+            work.progress.note(f"no control ({CONTROLS[kind]}): {row['why']}")
         rows.append(row)
     run.table("twins", rows)
 

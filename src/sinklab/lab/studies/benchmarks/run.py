@@ -339,7 +339,7 @@ def _through_lm_eval(
         # the same worked examples in every pass
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if settings.num_fewshot and task.get_config("num_fewshot") == 0:
-            model.progress.stage(
+            model.progress.note(
                 f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
             )
     filters = filtered or ConfigurableTask.apply_filters
@@ -427,7 +427,7 @@ def table1(
                 evaluate(cell, loaded, folder, progress=progress, resume=begun)
     # cells that were there have no rate
     if progress.whole and len(todo) == len(cells):
-        progress.stage(f"at this rate the whole takes {duration(progress.whole)}")
+        progress.note(f"at this rate the whole takes {duration(progress.whole)}")
     return [*cells]
 
 

@@ -13,13 +13,10 @@ from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Processes, Study, deferred, duration, from_zero, with_matched
+from sinklab.lab.studies import Processes, Study, deferred, from_zero, with_matched
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sinklab.lab.checkpoints import Loaded
-    from sinklab.lab.records import Run
     from sinklab.lab.studies.processes import Progress
 
 MASKING = {
@@ -264,7 +261,6 @@ class Evaluation(Study):
         self.given = tasks
         self.tasks: dict[str, Any] = {}
         """Those of the run, as lm-eval's `evaluate` takes them, once they are read."""
-        self._model: Any = None
 
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""
@@ -282,20 +278,4 @@ class Evaluation(Study):
         how = {"settings": settings, "progress": progress, "processes": Processes()}
         model = self._asked(loaded, **how)
         model.tasks = self.tasks
-        if settings.limit is not None:
-            self._model = model
         return model
-
-    def whole(self) -> float:
-        """Seconds that the whole takes at the rate of a run with a limit; 0 for any other."""
-        if self._model is None:
-            return 0.0
-        return self._model.whole()
-
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The last lines that the command prints."""
-        lines = super().closing(runs, drawn)
-        seconds = self.whole()
-        if seconds:
-            lines.append(f"at this rate the whole takes {duration(seconds)}")
-        return lines

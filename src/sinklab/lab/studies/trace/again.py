@@ -99,7 +99,7 @@ def _write_control(work: Work, done: Run) -> None:
                     row["control"] = _strongest(recorder.arrays())
     except ValueError as error:
         why = str(error)
-        work.progress.stage(f"no control: {why}")
+        work.progress.note(f"no control: {why}")
         rows = [row | {"control": math.nan, "why": why} for row in rows]
     work.run.table("control", rows)
 
