@@ -81,7 +81,6 @@ class Report(Command):
     group = "watch"
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.core.registry import rules
         from sinklab.lab.reports.build import report as build
         from sinklab.lab.reports.runs import as_shown
@@ -153,7 +152,6 @@ class Figures(Command):
     group = "watch"
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.lab.reports.drawing import draw_all
 
         if not self.runs:
@@ -200,7 +198,6 @@ class Compare(Command):
     group = "watch"
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.lab.records.reading import open_run
         from sinklab.lab.reports.build import report as build
         from sinklab.lab.reports.tables import compare as compared
@@ -281,7 +278,6 @@ class Table1(Command):
         return ("mask_sinks", "control", "protocol")
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.lab.studies.benchmarks import table1_report as paper
 
         folders = list(self.render)
@@ -328,7 +324,6 @@ class Merge(Command):
     group = "share"
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.lab.records.writing import merge_runs
 
         run = merge_runs(self.runs, self.out)
@@ -363,7 +358,6 @@ class OneToken(Command):
     group = "evaluate"
 
     def run(self) -> None:
-        """Do it."""
         from sinklab.lab.studies.benchmarks.onetoken import write_onetoken
 
         if not self.runs:
