@@ -116,6 +116,12 @@ def comparisons(_: Path) -> Cells:
         }
         found = loaded(name).compare(arms, **how)
         table, rows = found.summary().table, found.to_pandas()
+        # as the columns were called
+        verdicts = {"costs": True, "helps": False, "inconclusive": None}
+        names = {"arm": "arm", "less": "against", "n": "texts", "nats": "nats", "mean": "cost"}
+        names |= {"low": "cost_low", "high": "cost_high", "removed": "removed"}
+        table = table[[*names, "regrown", "verdict"]].rename(columns=names)
+        table["holds"] = [verdicts[word] for word in table.pop("verdict")]
         nats = [one for one in table if one.startswith(("nats", "cost"))]
         yield f"{name}/costs", columns(table[nats])
         yield f"{name}/arms", columns(table.drop(columns=nats))

@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord, trace
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.answers import CONTROLS, counted
-from sinklab.lab.analysis.estimates import FEWEST, Estimate, caution, mean_over, mean_p
+from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.estimates import FEWEST, mean_over
 from sinklab.lab.analysis.strongest import STRONG
-from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures.controls import other_arm
@@ -49,10 +49,10 @@ class Summary:
 
     sentences: tuple[str, ...]
     table: pd.DataFrame
-    """A line per arm, then per pair of the first arm and another: texts; nats per token; cost, the
-    difference to no edit (of a pair, to the other arm), with the ends of its 95 % interval over
-    texts; removed; regrown; holds, whether the cost is above zero (True), below (False) or
-    inconclusive (None), corrected for the number of lines."""
+    """A line per arm less no edit, then per pair of the first arm and another, as `effects` makes
+    them of nats per token; beside them the means of nats, removed and regrown. The verdict is
+    costs, helps or inconclusive.
+    """
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -101,32 +101,19 @@ class Comparison:
         return nats[arm] - nats[self.baselines[arm] if other is None else other]
 
     def summary(self) -> Summary:
-        """Cost of each arm, and whether the first costs more than the others.
+        """Cost of each arm, and whether the first costs more than the others (`effects`).
 
         The sample is the text: with fewer than 8 texts a cost has no interval and no verdict.
         """
-        arms = [*self.baselines]
-        asked: list[tuple[str, str | None]] = [(arm, None) for arm in arms]
-        first = arms[0]
-        asked += [(first, arm) for arm in arms[1:] if self.baselines[arm] == self.baselines[first]]
-        found = [mean_over(self.costs(*names)) for names in asked]
-        verdicts = []
-        for names, one in zip(asked, found, strict=True):
-            p = mean_p(self.costs(*names))
-            verdicts.append(Verdict("", one.above(), one.value, 0.0, "", p=p))
-        holds = [verdict.holds for verdict in holm(verdicts)]
-        by_arm = self.rows.groupby("arm", sort=False)[["nats", "removed", "regrown"]].mean()
-        lines, sentences = [], []
-        for (arm, other), cost, verdict in zip(asked, found, holds, strict=True):
-            line: dict[str, Any] = {"arm": arm, "against": other or self.baselines[arm]}
-            low, high = cost.interval
-            line |= {"texts": cost.samples, "nats": by_arm["nats"][arm], "cost": cost.value}
-            line |= {"cost_low": low, "cost_high": high}
-            line |= {name: by_arm[name][arm] for name in ("removed", "regrown")}
-            lines.append(line | {"holds": verdict})
-            said = caution(self.costs(arm, other), "text")
-            sentences.append(_sentence(line, cost, verdict, said, is_pair=other is not None))
-        return Summary(tuple(sentences), pd.DataFrame(lines))
+        first, base = next(iter(self.baselines.items()))
+        pairs = [*self.baselines.items()]
+        pairs += [(first, arm) for arm, other in pairs[1:] if other == base]
+        doses = ("nats", "removed", "regrown")
+        how: dict[str, Any] = {"unit": "text", "pairs": pairs, "words": ("costs", "helps")}
+        table = effects(self.rows, "nats", doses=doses, **how)
+        is_pair = table["less"] != table["arm"].map(self.baselines)
+        lines = zip(table.to_dict("records"), is_pair, strict=True)
+        return Summary(tuple(_sentence(line, is_pair=pair) for line, pair in lines), table)
 
     def plot(self, axes: Any = None, *, theme: str = "light") -> Any:
         """Draw the cost of each arm over positions, means over texts with 95 % intervals; returns
@@ -150,28 +137,26 @@ class Comparison:
         return drawn
 
 
-def _sentence(
-    line: dict[str, Any], cost: Estimate, holds: bool | None, said: str, *, is_pair: bool
-) -> str:
-    number = f"{cost.value:+.3f}".replace("-", "−")
-    parts = [counted(cost.samples, "text")]
-    if cost.is_interval:
-        parts.append(f"95 % {cost.low:+.3f} … {cost.high:+.3f}".replace("-", "−"))
+def _sentence(line: dict[str, Any], *, is_pair: bool) -> str:
+    parts = [counted(line["n"], "text")]
+    is_interval = not math.isnan(line["low"])
+    if is_interval:
+        parts.append(f"95 % {line['low']:+.3f} … {line['high']:+.3f}")
     else:
         parts.append(f"{FEWEST} needed for a verdict")
-    number += f" nats per token ({', '.join(filter(None, [*parts, said]))})"
+    if line["caution"]:
+        parts.append(line["caution"])
+    number = f"{line['mean']:+.3f} nats per token ({', '.join(parts)})".replace("-", "−")
+    words = {"costs": "costs more than", "helps": "costs less than"}
     if is_pair:
-        words = f"{line['arm']} against {line['against']}"
-        if holds is not None:
-            words = f"{line['arm']} costs {'more' if holds else 'less'} than {line['against']}"
-        elif cost.is_interval:
-            words = f"{line['arm']} is not distinguishable from {line['against']}"
-        return f"{words}: {number}."
-    words = ""
-    if cost.is_interval:
-        words = {True: ", costs", False: ", helps", None: ", inconclusive"}[holds]
+        said = words.get(line["verdict"], "is not distinguishable from")
+        if not is_interval:
+            said = "against"
+        return f"{line['arm']} {said} {line['less']}: {number}."
+    if is_interval:
+        number += f", {line['verdict']}"
     return (
-        f"{line['arm']}: {number}{words}; {100 * line['removed']:.1f} % of the attention removed, "
+        f"{line['arm']}: {number}; {100 * line['removed']:.1f} % of the attention removed, "
         f"a new sink in {100 * line['regrown']:.1f} % of heads."
     )
 
@@ -207,8 +192,10 @@ def compare(
     if controls:
         for kind, make in UNTRAINED.items():
             models[f" ({CONTROLS[kind]})"] = make(lm, seed)
-    encoded = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
-    _check_samples(encoded, read)
+    # the sample is the text: one that is given twice counts once
+    given = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
+    encoded = [*map(list, dict.fromkeys(map(tuple, given)))]
+    _check_read(read, max(map(len, encoded)))
     frames, baselines = [], {}
     for suffix, model in models.items():
         is_diffusion = model.family == "diffusion"
@@ -266,24 +253,13 @@ def _ids_of(lm: Loaded, text: str | Sequence[int], number: int) -> list[int]:
     return ids
 
 
-def _check_samples(encoded: list[list[int]], read: str | Sequence[int]) -> None:
-    """Raise ValueError for a text that is given twice, which is one sample, and for positions that
-    no text has.
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    for number, ids in enumerate(encoded):
-        first = numbers.setdefault(tuple(ids), number)
-        if first != number:
+def _check_read(read: str | Sequence[int], length: int) -> None:
+    """Raise ValueError for positions that no text has."""
+    for one in () if isinstance(read, str) else read:
+        if isinstance(one, bool) or one not in range(length):
             raise ValueError(
-                f"the sample is the text, but text {number} is text {first} again; give each once"
+                f"read names positions of the texts, 0 to {length - 1} here, but {one!r} is none"
             )
-    if not isinstance(read, str):
-        last = max(map(len, encoded)) - 1
-        for one in read:
-            if isinstance(one, bool) or one not in range(last + 1):
-                raise ValueError(
-                    f"read names positions of the texts, 0 to {last} here, but {one!r} is none"
-                )
 
 
 def without_closing(model: Any, ids: list[int]) -> list[int]:

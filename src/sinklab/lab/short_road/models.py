@@ -260,8 +260,8 @@ class LM(loading.Loaded):
 
         Args:
             arms: name -> an edit, its text, or several that act together.
-            texts: texts, or lists of token ids; eight stretches of the excerpt in the package, of
-                64 tokens each, when left out.
+            texts: texts, or lists of token ids, equal ones once; eight stretches of the excerpt in
+                the package, of 64 tokens each, when left out.
             read: positions of the tokens whose loss counts: "all", "from32" (from position 32 on)
                 or numbers.
             samples: masks of a text for a diffusion model.
@@ -271,8 +271,8 @@ class LM(loading.Loaded):
             progress: called with a short text for each text.
 
         Raises:
-            ValueError: for no arms, a text that does not fit the model or is given twice, edits
-                that do not fit a text that is read once, and losses that are NaN.
+            ValueError: for no arms, a text that does not fit the model, edits that do not fit a
+                text that is read once, and losses that are NaN.
         """
         from sinklab.lab.short_road.compare import compare
 
