@@ -29,12 +29,9 @@ from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.tables import measures
-from sinklab.lab.studies.curve.figures import (
-    as_curves,
-    masking_curve_sentences,
-    masking_curve_table,
-)
+from sinklab.lab.studies.curve.figures import masking_curve_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.curve.verdicts import masking_curve_sentences
 from sinklab.lab.studies.trace.study import StudySettings, study
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
@@ -125,7 +122,7 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
         .astype(object)
         .where(costs.notna(), None)
         .to_dict("records"),
-        "sentences": masking_curve_sentences(as_curves(curves)),
+        "sentences": masking_curve_sentences(curves),
     }
 
 
@@ -150,7 +147,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         "| " + " | ".join(str(cell) for cell in row) + " |" for row in costs.itertuples(index=False)
     ]
     # the others say what stands in the table, and what the controls do
-    more = [one for one in found["sentences"] if " against " in one or "corrected" in one]
+    more = [one for one in found["sentences"] if " less that of " in one or "corrected" in one]
     controls = re.findall(
         r"(?:shuffled|fresh)\sweights\s\D?([\d.]+)\s%", " ".join(found["sentences"])
     )

@@ -18,8 +18,9 @@ from typing import Any
 
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.curve.figures import masking_curve_sentences, write_masking_curves
+from sinklab.lab.studies.curve.figures import write_masking_curves
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.curve.verdicts import masking_curve_sentences
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/masking-curve"))
 RESULTS = Path(__file__).with_suffix("")

@@ -50,13 +50,16 @@ from sinklab.lab.studies.benchmarks.tables import (
     signed,
 )
 from sinklab.lab.studies.curve.figures import (
-    as_curves,
     masking_curve_figure,
-    masking_curve_sentences,
     masking_curve_table,
     write_masking_curves,
 )
 from sinklab.lab.studies.curve.reading import curve_table
+from sinklab.lab.studies.curve.verdicts import (
+    as_curves,
+    masking_curve_sentences,
+    masking_curve_verdicts,
+)
 
 
 def benchmark(
@@ -634,25 +637,20 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
         "10.0\u00a0%",
     ]
     assert table.loc[("llama (AR)", 0, "nothing")]["loss"] == "4.000"
+    told = masking_curve_verdicts(runs)
+    assert told["model"].tolist() == ["tiny (DLM)"] * 3 + ["llama (AR)"] * 3 + ["tiny (DLM)"] * 2
+    assert told["value"].tolist()[1:3] == ["+12.5\u00a0%", "+11.2\u00a0%"]
+    assert told["verdict"].tolist() == ["more"] * 3 + ["inconclusive"] * 3 + ["more"] * 2
+    assert told["measure"].tolist()[2] == (
+        "cost of the 5 most attended keys against as many random ones"
+    )
+    assert told["measure"].tolist()[6:] == [
+        "cost of the most attended key less that of llama (AR)",
+        "cost of 10.0\u00a0% of the attention less that of llama (AR)",
+    ]
     said = masking_curve_sentences(runs)
-    assert said[0].startswith(
-        "tiny (DLM): blocking the 5 most attended keys of each head (10.0\u00a0% of the attention) "
-        "moves the masked-token bound from 4.00 to 4.50 nats per token (+0.500 (95 % +0.4"
-    )
-    assert said[1] == (
-        "tiny: the loss rises from k = 1 on; the 5 most attended keys cost more than as many "
-        "random ones, 10 times their +0.050."
-    )
-    assert "llama: no rise of the loss at any k is distinguishable from 0" in said[3]
-    assert said[4].startswith(
-        "tiny (DLM) against llama (AR), keys chosen in a clean pass: at equal count, "
-        "the most "
-        "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
-    )
-    assert (
-        "at equal removed attention, 10.0\u00a0%, it loses more (+12.50 % against +0.25 % of the "
-        "loss" in said[4]
-    )
+    assert said[1].startswith("tiny (DLM): cost of the 5 most attended keys: +12.5")
+    assert said[1].endswith("; more.") and "corrected for 8 (Holm)" in said[8]
 
 
 def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(
@@ -661,27 +659,26 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     tiny = curve(tmp_path / "tiny", "diffusion", 0.1)
 
     def against(name, **how):
-        said = masking_curve_sentences([tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)])
-        return next(line for line in said if " against " in line)
+        runs = [tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)]
+        told = masking_curve_verdicts(runs)
+        return told.loc[told["measure"].str.contains("less that of"), "verdict"].tolist()
 
     # four times as much a key, of which each takes four times as much
-    alike = against("alike", mass=0.08)
-    assert "a head, it loses less (+2.50 % against +10.00 % of the loss" in alike
-    assert "at equal removed attention, 10.0\u00a0%, inconclusive which loses more" in alike
-    assert "no comparison: no share of it was removed from both" in against("heavy", mass=0.15)
-    assert against("none", gu=0.0).endswith(
+    assert against("alike", mass=0.08) == ["less", "inconclusive"]
+    assert against("heavy", mass=0.15)[1] == ("no comparison: no share of it was removed from both")
+    assert against("none", gu=0.0) == [
         "no comparison: no head of none gives any key more than 30 % of the attention (we require "
-        "5 % of the heads; the most attended key gets 2.0\u00a0% on average)."
-    )
-    ruled = against("ruled", controls=("sinks",), sink_rule="excess")
-    assert ruled.endswith("no comparison: not the same keys were blocked in both.")
+        "5 % of the heads; the most attended key gets 2.0\u00a0% on average)"
+    ]
+    assert against("ruled", controls=("sinks",), sink_rule="excess") == [
+        "no comparison: not the same keys were blocked in both"
+    ]
 
 
 def test_curves_without_controls_or_of_one_family(tmp_path):
     alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("top",))
-    assert masking_curve_sentences(alone)[1:] == [
-        "a: the loss rises from k = 1 on.",
-        "Verdicts are corrected for the 2 that are judged here (Holm), intervals are not.",
+    assert masking_curve_sentences(alone)[2:] == [
+        "Verdicts are corrected for 2 (Holm), intervals are not.",
         "No untrained control of a was run.",
     ]
     assert (
@@ -691,18 +688,19 @@ def test_curves_without_controls_or_of_one_family(tmp_path):
 
 def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path):
     controls = ("sinks", "equal_mass", "matched")
-    ruled = masking_curve_sentences(
+    ruled = masking_curve_verdicts(
         curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess")
     )
-    assert "blocking at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks" in ruled[0]
-    assert "cost more than non-sinks of equal mass, by +0.250 (" in ruled[2]
-    assert "in the 75.0\u00a0% of heads that have such." in ruled[2]
-    few = masking_curve_sentences(
+    assert ruled["measure"].tolist()[2] == (
+        "cost of at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks against others "
+        "of equal mass"
+    )
+    assert ruled["verdict"].tolist()[2] == "more"
+    few = masking_curve_verdicts(
         curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4)
     )
-    assert few[2] == (
-        "b: inconclusive whether these keys cost more than others of equal mass: at most "
-        "40.0\u00a0% of heads have such others (a verdict takes half)."
+    assert few["verdict"].tolist()[2] == (
+        "inconclusive, at most 40.0\u00a0% of heads have such others (half needed)"
     )
 
 
@@ -728,7 +726,7 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path):
     ]
     twins = [{"twin": "initialised", "made": False, "why": ""}]
     twins += [{"twin": "permuted", "made": True, "why": ""}]
-    for rise, same in ((0.02, [0] * 8), (0.1, [0, 2, 1, 0, 2, 1, 0, 0])):
+    for rise, same in ((0.02, [0] * 11), (0.1, [1] * 8 + [0] * 3)):
         for run in runs:
             family, factor = families[run.path.name]
             place = tmp_path / f"twin-{rise}" / run.path.name
@@ -739,8 +737,8 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path):
                 more.table("twins", twins)
         said = masking_curve_sentences([open_run(run.path) for run in runs])
         assert not any("No untrained control" in line for line in said)
-        # rise and random, equal mass, twice; then the contrast at both doses
-        assert [line.count("(shuffled weights ") for line in said] == [0, 2, 1, 0, 2, 1, 2, 0], said
+        # rise twice, random, equal mass, of both; then the contrast at both doses
+        assert [line.count("(shuffled weights ") for line in said] == [1] * 10 + [0], said
         # two models have no rows in common: the contrast has numbers alone
         assert [line.count("(not distinguishable)") for line in said] == same, said
 
@@ -760,14 +758,9 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path):
             more.table("curve_rows", frame)
         runs.append(open_run(run.path))
     assert 0.05 / 6 < mean_p(costs) < 0.05 / 2
-    assert "a: the loss rises from k = 5 on" in masking_curve_sentences(runs[0])[1]
-    told = masking_curve_sentences(runs)
-    assert [line for line in told if "no rise of the loss at any k is distinguishable" in line] == [
-        told[1],
-        told[3],
-        told[5],
-    ]
-    assert "corrected for the 6 that are judged here" in told[6]
+    assert masking_curve_verdicts(runs[0])["verdict"].tolist() == ["inconclusive", "more"]
+    assert {*masking_curve_verdicts(runs)["verdict"]} == {"inconclusive"}
+    assert "corrected for 6" in masking_curve_sentences(runs)[6]
 
 
 def test_what_is_no_curve_is_refused(tmp_path):

@@ -18,8 +18,9 @@ from sinklab.lab.studies.curve import (
     CurveSettings,
     masking_curve,
 )
-from sinklab.lab.studies.curve.figures import ablation_figure, ablation_sentences, ablation_table
+from sinklab.lab.studies.curve.figures import ablation_figure, ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
+from sinklab.lab.studies.curve.verdicts import ablation_sentences
 from tiny_diffusion import save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -69,8 +70,8 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     assert cli(words) == 0
     printed = capsys.readouterr().out
     assert (
-        "the most attended key held" in printed
-        and "of them sinks by excess (epsilon = 3, scale = sum)" in printed
+        "greatest cost of the most attended key, nats per token: layer " in printed
+        and "attention that they held, mean and most: " in printed
     )
     run = open_run("out/model")
     rows, cells = run.table("ablation"), run.table("map")
@@ -88,7 +89,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     assert page.startswith(
         "| layer | head | keys | sinks | held | removed | change of loss | verdict |"
     )
-    assert "need them more is inconclusive: that takes 10 heads" in page
+    assert "; inconclusive, 10 heads that differ needed." in page
     assert pd.read_csv("out/model/ablation.csv").shape == cells.shape
     assert Path("out/model/ablation.png").stat().st_size > 1000
     assert len(ablation_figure(run, theme="dark").axes) == 4
@@ -131,33 +132,27 @@ def test_what_a_control_shows_stands_beside_it():
     rising = 0.02 * np.arange(10) + noise
     said = made_up(Path("weak"), rising, 0.1 * rising)
     greatest = 0.1 * rising.mean(0).max()
-    assert len(said) == 2 and said[0].endswith(f"(shuffled weights +{greatest:.4f})."), said
-    assert said[1].endswith("(shuffled weights 1.0)."), said
+    assert len(said) == 5 and f"(shuffled weights +{greatest:.4f})." in said[0], said
+    assert said[4].endswith("they go together (shuffled weights 1.0)."), said
     falling = made_up(Path("other way"), rising, -rising)
     assert f"(shuffled weights −{rising.mean(0).max():.4f})" in falling[0]
-    assert made_up(Path("alone"), rising)[2] == "No untrained control of toy was run."
+    assert made_up(Path("alone"), rising)[5] == "No untrained control of toy was run."
 
 
-def test_sentences_say_what_the_rows_say():
+def test_rows_say_what_the_cells_say():
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     said = made_up(Path("rising"), 0.02 * np.arange(10) + noise)
-    assert (
-        "rises in 9 and falls in 0 of 10 heads" in said[0]
-        or "rises in 8 and falls in 0 of 10 heads" in said[0]
-    )
-    assert "most in layer 0, head 9, by +0.1" in said[0]
-    assert "heads that give these keys more weight lose more with them" in said[1]
-    falling = made_up(Path("falling"), -0.02 * np.arange(10) + noise)
-    assert "lose less with them" in falling[1]
+    assert "layer 0, head 9: +0.1" in said[0] and "; costs." in said[0]
+    assert said[2] in [f"toy: heads in which the loss rises, of 10: {count}." for count in (8, 9)]
+    assert said[3] == "toy: heads in which the loss falls, of 10: 0."
+    assert said[4].endswith("; they go together.")
+    assert made_up(Path("falling"), -0.02 * np.arange(10) + noise)[4].endswith("they go apart.")
     nothing = made_up(Path("nothing"), noise)
-    assert "rises in 0 and falls in 0 of 10 heads, the others are not distinguishable" in nothing[0]
-    assert "is inconclusive" in nothing[1]
-    (few,) = made_up(Path("few"), 0.02 * np.arange(10) + noise[:5])
-    assert "in 5 rows: inconclusive what that costs (8 needed)" in few
-    assert (
-        "is inconclusive: that takes 10 heads that differ"
-        in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
-    )
+    assert nothing[2].endswith(": 0.") and nothing[4].endswith("; inconclusive.")
+    few = made_up(Path("few"), 0.02 * np.arange(10) + noise[:5])
+    assert len(few) == 2 and "inconclusive in 5 rows, 8 needed" in few[0]
+    flat = made_up(Path("flat"), np.full((8, 10), 0.1))
+    assert flat[4].endswith("; inconclusive, 10 heads that differ needed.")
     assert "the 2 most attended keys" in made_up(Path("two"), noise, ks=(2,))[0]
     assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
     assert set(ablation_table(open_run("nothing"))["verdict"]) == {"inconclusive"}

@@ -15,9 +15,9 @@ from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_ti
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
-from sinklab.lab.studies.curve.figures import masking_curve_sentences
 from sinklab.lab.studies.curve.reading import DOSE, StrongestKeys, curve_table, grown_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.curve.verdicts import masking_curve_verdicts
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -298,9 +298,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
     assert list(table.index) == ["none", "sinks", "random", "equal_mass", "matched"]
     assert table.loc["sinks"][["keys", "held", "removed", "delta"]].tolist() == [0, 0, 0, 0]
     assert table["matched"].isna().all()
-    said = masking_curve_sentences(run)
-    assert "no rise of the loss at any k is distinguishable" in said[1]
-    assert "calls sinks of each head (0 keys a head, 0.0\u00a0% of the attention)" in said[0]
+    assert masking_curve_verdicts(run)["verdict"].tolist()[0] == "inconclusive"
     assert open_run(tmp_path / "run").info.settings["sink_rule"] == "excess:epsilon=15.0"
 
 

@@ -13,7 +13,7 @@ import pytest
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import sentences
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.studies.curve.figures import MaskingCurve, judged
+from sinklab.lab.studies.curve.verdicts import MaskingCurve, judged
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2

@@ -9,8 +9,8 @@ from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.studies.curve.figures import ablation_sentences, as_curves, judged
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.lab.studies.curve.verdicts import ablation_sentences, as_curves, judged
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 

@@ -193,8 +193,8 @@ def compare(
         for kind, make in UNTRAINED.items():
             models[f" ({CONTROLS[kind]})"] = make(lm, seed)
     # the sample is the text: one that is given twice counts once
-    given = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
-    encoded = [*map(list, dict.fromkeys(map(tuple, given)))]
+    every = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
+    encoded = [*map(list, dict.fromkeys(map(tuple, every)))]
     _check_read(read, max(map(len, encoded)))
     frames, baselines = [], {}
     for suffix, model in models.items():

@@ -38,5 +38,7 @@ from .scored import mean_table as mean_table
 from .scored import no_twins as no_twins
 from .scored import shown_by as shown_by
 from .scored import twins_of as twins_of
+from .scored import verdict_lines as verdict_lines
+from .scored import verdict_table as verdict_table
 from .scored import wide as wide
 from .scored import write_twins as write_twins

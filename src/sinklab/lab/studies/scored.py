@@ -10,7 +10,7 @@ that learned nothing in the same way. The tables of rows are tidy: a line per ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -322,3 +322,24 @@ def shown_by(
     if not words:
         return ""
     return f" ({words})"
+
+
+VERDICT_COLUMNS = ("model", "measure", "value", "interval", "controls", "verdict")
+
+
+def verdict_table(lines: Iterable[Mapping[str, str]]) -> pd.DataFrame:
+    """What a study says, a row for each statement; "" where a line has no such cell."""
+    import pandas as pd
+
+    return pd.DataFrame([*lines], columns=[*VERDICT_COLUMNS]).fillna("")
+
+
+def verdict_lines(table: pd.DataFrame) -> list[str]:
+    """A `verdict_table` as people read it, a line for each row."""
+    lines = []
+    for row in table.to_dict("records"):
+        line = ": ".join(filter(None, (row["model"], row["measure"], row["value"])))
+        if row["interval"]:
+            line += f" (95\u00a0% {row['interval']})"
+        lines.append(f"{line}{row['verdict'] and '; '}{row['verdict']}{row['controls']}.")
+    return lines
