@@ -327,11 +327,12 @@ def shown_by(
 VERDICT_COLUMNS = ("model", "measure", "value", "interval", "controls", "verdict")
 
 
-def verdict_table(lines: Iterable[Mapping[str, str]]) -> pd.DataFrame:
+def verdict_table(lines: Iterable[dict[str, str]]) -> pd.DataFrame:
     """What a study says, a row for each statement; "" where a line has no such cell."""
     import pandas as pd
 
-    return pd.DataFrame([*lines], columns=[*VERDICT_COLUMNS]).fillna("")
+    rows = [dict.fromkeys(VERDICT_COLUMNS, "") | line for line in lines]
+    return pd.DataFrame(rows, columns=[*VERDICT_COLUMNS])
 
 
 def verdict_lines(table: pd.DataFrame) -> list[str]:
