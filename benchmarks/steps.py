@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
-from sinklab.core.subject.diffusion import corrupt, sample_times
+from sinklab.lab.data.noise import corrupt, sample_times
 
 # the twin is the tests' own, so that what is timed here is what is compared there
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

@@ -31,7 +31,7 @@ TAKEN = {
 }
 """page of the site -> file of the repository"""
 MODULES = {
-    "core.subject.diffusion": None,
+    "lab.data.noise": None,
     "core.registry": None,
     "core.sinks": None,
     "lab.studies.trace.study": ("StudySettings", "study"),

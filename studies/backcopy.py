@@ -31,8 +31,8 @@ from transformers import LlamaConfig, get_scheduler
 import sinklab
 from sinklab import BlockKeys, Canvas, DiffusionLM, EqualMass, Random, TopKeys, intervene, trace
 from sinklab.core.instrument import Positions
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.lab.analysis import mean_over
+from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
 from sinklab.lab.training import VARIANTS, causal_loss
 
 ADDED = ("sink", "zero", "gate", "logit")

@@ -48,7 +48,7 @@ def test_importing_the_package_costs_at_most_torch():
 
 @pytest.mark.slow
 def test_the_rooms_of_tensor_maths_cost_torch():
-    rooms = ("core.attention.received", "core.subject.diffusion", "core.subject.loop")
+    rooms = ("core.attention.received", "lab.data.noise", "core.subject.loop")
     loaded = packages_after("import " + ", ".join(f"sinklab.{room}" for room in rooms))
     assert "torch" in loaded
     assert not loaded & HEAVY

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.subject.diffusion import corrupt, sample_times
+from sinklab.lab.data.noise import corrupt, sample_times
 
 MASK = 9
 

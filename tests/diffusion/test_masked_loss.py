@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
 from tiny_diffusion import tiny_model
 
 VOCAB, MASK = 13, 12

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from golden import golden_cases, golden_folder, golden_tensors, tensors_of
-from sinklab.core.subject.diffusion import masked_token_loss
 from sinklab.lab.checkpoints import families, load, materialize, weights
+from sinklab.lab.data.noise import masked_token_loss
 
 VARIANTS = {
     "smdm_vanilla": ("none", 0, "none"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sinklab.core.instrument import BlockKeys, TopKeys
-from sinklab.core.subject.diffusion import corrupt, sample_times
+from sinklab.lab.data.noise import corrupt, sample_times
 from sinklab.lab.measures import MaskSinks, Random
 from sinklab.lab.scoring import HeldoutRows, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded

@@ -11,7 +11,7 @@ import torch
 from refusals import refused
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses

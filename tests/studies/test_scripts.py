@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ring("lab")
 
 SCRIPTS = ("backcopy", "reasoning_battery", "sink_caches", "sink_contents", "strength")
 LINES = 450
-MODULES = ("sinklab.core.subject.diffusion", "sinklab.core.registry", "sinklab.core.sinks")
+MODULES = ("sinklab.lab.data.noise", "sinklab.core.registry", "sinklab.core.sinks")
 """public modules that are no packages with a list of names, as in docs/site_pages.py"""
 
 

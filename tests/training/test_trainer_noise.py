@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss
 from sinklab.lab.data import Rows
+from sinklab.lab.data.noise import corrupt, masked_token_loss
 from sinklab.lab.training import DiffusionTrainer, causal_loss
 from sinklab.lab.training.trainer import (
     NoisyCollator,

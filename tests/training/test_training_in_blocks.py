@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import sinklab
 from refusals import refused
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss
+from sinklab.lab.data.noise import corrupt, masked_token_loss
 from sinklab.lab.training import train
 from sinklab.lab.training.trainer import NoisyCollator
 from tiny_diffusion import tiny_model

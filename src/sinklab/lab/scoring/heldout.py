@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.compat import stated
 from sinklab.core.instrument import Dose, Intervention, Listener, RemovalRecord, intervene
 from sinklab.core.instrument.edits.edit import Editor
-from sinklab.core.subject.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus, row_start
+from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
 from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.requests import Place, placed, scoring_edits
 from sinklab.lab.scoring.writing import needs_clean_pass

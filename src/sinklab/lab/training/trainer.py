@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
-from sinklab.core.subject.diffusion import sample_times
 from sinklab.core.subject.diffusion_lm import DiffusionLM
 from sinklab.core.subject.head import IGNORE_INDEX
 from sinklab.core.subject.sinks import sink_of
+from sinklab.lab.data.noise import sample_times
 from sinklab.lab.data.rows import Rows, collate, place_generator
 from sinklab.lab.training.checkpoints import (
     prune,
