@@ -13,9 +13,9 @@ from sinklab.core.attention import context
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.core.subject import Canvas, denoise
-from sinklab.core.subject.denoising import ModelSession
 from sinklab.extras.fast.attending import Packed
 from sinklab.extras.fast.decoder import FastDecoder, Recorded
+from sinklab.lab.caching.session import ModelSession
 from sinklab.lab.measures import MaskSinks, Random
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

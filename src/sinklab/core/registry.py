@@ -348,6 +348,8 @@ schedules = Registry("schedule", "schedules")
 """Numbers of proposals to commit: `sinklab.core.subject.Schedule`."""
 caches = Registry("cache", "caches")
 """Keys and values to keep while decoding: `sinklab.core.subject.Cache`."""
+denoisers = Registry("denoiser", "denoisers")
+"""Denoisers of a model that remember keys and values; without one everything is computed afresh."""
 backbones = Registry("backbone", "backbones")
 """Decoders that transformers lacks."""
 attention_functions = Registry("attention function", "attention_functions")

@@ -4,6 +4,7 @@ PROVIDES = {
     "attention_functions": "eager",
     "caches": "caching.blocks",
     "commands": "cli.main cli.models cli.reports cli.tour",
+    "denoisers": "caching.session",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions scoring.hidden_states",
     "figures": "reports.figures reports.maps",

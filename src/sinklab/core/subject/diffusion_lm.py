@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
-from sinklab.core.registry import fast_decoders, fast_path, fast_sinks
+from sinklab.core.registry import denoisers, fast_decoders, fast_path, fast_sinks
 from sinklab.core.subject import masks
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.core.subject.denoising import ModelDenoiser
@@ -359,10 +359,11 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         With ``plain=True`` it is :meth:`forward`, bit for bit; else it may be a faster subclass.
         Make a new one after the weights change: sinks and mask are computed once.
         """
-        fast = None
-        if not plain:
-            fast = fast_path(fast_decoders, self, attention_mask)
-        return fast or ModelDenoiser(self, attention_mask, plain=plain)
+        for paths in (fast_decoders, denoisers):
+            found = fast_path(paths, self, attention_mask, plain)
+            if found is not None:
+                return found
+        return ModelDenoiser(self, attention_mask)
 
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)

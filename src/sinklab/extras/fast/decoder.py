@@ -36,14 +36,14 @@ from sinklab.core.instrument.routes import TAPS, TapHook
 from sinklab.core.instrument.tap import Tap
 from sinklab.core.registry import fast_decoders
 from sinklab.core.subject.canvas import Places
-from sinklab.core.subject.denoising import ModelDenoiser, Outputs
 from sinklab.core.subject.head import Head
 from sinklab.core.subject.masks import CanvasGeometry, take
-from sinklab.core.subject.prefix import KeyValueStore, SinkPrefix
+from sinklab.core.subject.prefix import SinkPrefix
 from sinklab.extras.fast.arithmetic import linear_for
 from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
 from sinklab.extras.fast.compat import forward_hooks, has_global_hooks, next_hook
 from sinklab.lab.caching.blocks import BlockStore, narrowed
+from sinklab.lab.caching.session import ColumnDenoiser, KeyValueStore, Outputs
 from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
 
 _LAYERS = (
@@ -461,7 +461,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 @fast_decoders.register("layers")
-class FastDenoiser(ModelDenoiser):
+class FastDenoiser(ColumnDenoiser):
     """The denoiser of a model of known layers: by the fast decoder while that is faithful, else by
     the model's own forward.
     """
@@ -469,11 +469,13 @@ class FastDenoiser(ModelDenoiser):
     _block: tuple[slice | Tensor, Tensor] | None = None
 
     @classmethod
-    def serving(cls, model: Any, attention_BS: Tensor | None) -> FastDenoiser | None:
+    def serving(
+        cls, model: Any, attention_BS: Tensor | None, plain: bool = False
+    ) -> FastDenoiser | None:
         """The denoiser of this model; None if a kind of layer is not known, or the model is divided
         over processes.
         """
-        is_served = _is_known(model) and not compat.is_divided(model)
+        is_served = not plain and _is_known(model) and not compat.is_divided(model)
         return cls(model, attention_BS) if is_served else None
 
     @cached_property

@@ -17,9 +17,9 @@ from sinklab.core.registry import caches
 from sinklab.core.subject import masks
 from sinklab.core.subject.canvas import Places
 from sinklab.core.subject.denoisers import Cache
-from sinklab.core.subject.denoising import ModelDenoiser, ModelSession
 from sinklab.core.subject.masks import CanvasGeometry
-from sinklab.core.subject.prefix import KeyValueStore, SinkPrefix
+from sinklab.core.subject.prefix import SinkPrefix
+from sinklab.lab.caching.session import ColumnDenoiser, KeyValueStore, ModelSession
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CommittedCache(Cache):
         """The block; the session adds what must run with it."""
         return slice(start, stop)
 
-    def session(self, denoiser: ModelDenoiser) -> CommittedSession:
+    def session(self, denoiser: ColumnDenoiser) -> CommittedSession:
         """Memory for one run over one canvas."""
         return CommittedSession(denoiser)
 
@@ -139,7 +139,7 @@ class CommittedSession(ModelSession):
     begins_anywhere = True
     store: Any
 
-    def __init__(self, denoiser: ModelDenoiser) -> None:
+    def __init__(self, denoiser: ColumnDenoiser) -> None:
         super().__init__(denoiser)
         if denoiser.model.config.block_length is None:
             raise ValueError(
