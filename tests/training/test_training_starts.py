@@ -14,8 +14,7 @@ import sinklab
 from refusals import refused
 from sinklab.core.instrument import intervene
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.checkpoints import load
-from sinklab.lab.checkpoints.sinkfile import sink_file_of
+from sinklab.lab.checkpoints import load, read_adapters
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.records import open_run
 from sinklab.lab.training import causal_loss, train
@@ -152,8 +151,8 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, kind):
     assert all(not torch.allclose(after[name], weights_of(start)[name], atol=1e-4) for name in new)
     losses, table = (open_run(name).table("heldout")["loss"].iloc[0] for name in ("run", "start"))
     assert losses < table, "the sink learned something"
-    facts = sink_file_of(Path("run/sink.safetensors"))
-    assert (facts.kind, facts.count, facts.name) == (kind, 1, str(source))
+    facts, _ = read_adapters(Path("run/sink.safetensors"))
+    assert (facts.settings["sink_kind"], facts.base) == (kind, str(source))
     attached = sinklab.load(source, sink=Path("run/sink.safetensors")).model
     ids = prepare(settings).heldout.ids_RS.long()
     with torch.no_grad():

@@ -1,5 +1,7 @@
 from .adapters import AdapterFile as AdapterFile
+from .adapters import attach_sink as attach_sink
 from .adapters import read_adapters as read_adapters
+from .adapters import save_sink as save_sink
 from .controls import untrained_twins as untrained_twins
 from .families import CheckpointPlan as CheckpointPlan
 from .families import Family as Family
@@ -12,10 +14,6 @@ from .loading import from_causal as from_causal
 from .loading import load as load
 from .loading import load_adapters as load_adapters
 from .published import PUBLISHED as PUBLISHED
-from .sinkfile import SinkFile as SinkFile
-from .sinkfile import attach_sink as attach_sink
-from .sinkfile import save_sink as save_sink
-from .sinkfile import sink_file_of as sink_file_of
 from .tokens import check_vocabulary as check_vocabulary
 from .tokens import special_roles as special_roles
 from .tokens import token_text as token_text

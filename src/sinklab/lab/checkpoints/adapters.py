@@ -1,10 +1,13 @@
-"""Adapters by themselves: a few MB that make another model of a base, with a record of their
-training.
+"""Adapters and sinks by themselves: a small file that makes another model of a base, with a record of
+their training and of the weights below. A sink alone is a file of adapters of rank 0.
 """
 
 # A rank of the adapters, I inputs and O outputs of a layer
+import hashlib
 import json
 import math
+import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
@@ -12,24 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from sinklab.core.compat import stated
+from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.core.subject.sinks import tensors_of
-from sinklab.lab.checkpoints.sinkfile import hash_of, read_tensors, write_tensors
 from sinklab.lab.checkpoints.weights import Weights
-from sinklab.lab.files import from_json, refused
+from sinklab.lab.files import from_json, ordinary, refused, writing
 
 FORMAT = "sinklab-adapters"
 VERSION = 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
+SINK = ("sink_kind", "sink_count", "sink_side")
+"""Fields of a config that say which sink it is."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Linear layers of an attention that are adapted."""
 PACKAGED = {"smollm2-diffusion": "smollm2", "smollm2-diffusion-sink": "smollm2"}
 """Name of packaged adapters -> the base that `load` knows by this name."""
 ROWS_OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
+# numbers at a time, when weights are hashed
+PIECE = 2**22
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class AdapterFile:
     base_rows: int
     """Rows of its embedding."""
     rank: int
+    """0 for a sink alone."""
     objective: str
     """Objective of the training: diffusion, block_diffusion or autoregressive."""
     mask_token: str = "auto"
@@ -72,47 +82,63 @@ def adapter_tensors(state: Mapping[str, Tensor], sink: tuple[str, ...]) -> dict[
     }
 
 
-def base_hash(
-    state: Mapping[str, Tensor], rows: int, *, sink: tuple[str, ...] = (), tied: bool = True
-) -> str:
-    """SHA-256 (hex) of the weights below the adapters: the same before training, during it, and in
-    bfloat16.
+def base_hash(state: Mapping[str, Tensor], config: Any, rows: int) -> str:
+    """SHA-256 (hex) of the weights below adapters and sink, their names and shapes, rounded to
+    bfloat16: the same before training, during it, and in bfloat16. Reads every weight once.
 
     Args:
         state: of a model with or without adapters.
+        config: of the model.
         rows: of the embedding of the base; later ones are not read.
-        sink: names of the sink's tensors, which are not read.
-        tied: the head is the embedding.
     """
     base: dict[str, Tensor] = {}
     for name, tensor in state.items():
         plain = name.replace(".base_layer.", ".")
-        is_added = name in sink or any(f".{half}." in name for half in HALVES)
-        if is_added or (tied and plain == "lm_head.weight"):
+        is_added = name in tensors_of(config) or any(f".{half}." in name for half in HALVES)
+        if is_added or (config.tie_word_embeddings and plain == "lm_head.weight"):
             continue
         if plain in ROWS_OF_TOKENS:
             tensor = tensor[:rows]
-        base[plain] = tensor
-    return hash_of(base)
+        base[plain] = tensor.detach()
+    digest = hashlib.sha256()
+    for name in sorted(base):
+        digest.update(json.dumps([name, list(base[name].shape)]).encode())
+        for piece in base[name].reshape(-1).split(PIECE):
+            digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def save_adapters(facts: AdapterFile, tensors: Mapping[str, Tensor], file: str | Path) -> Path:
     """Write adapters and their facts into a safetensors file, which is replaced when the new one is
     whole.
     """
-    return write_tensors(file, tensors, {"format": FORMAT, "record": json.dumps(asdict(facts))})
+    file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+    metadata = {"format": FORMAT, "record": json.dumps(asdict(facts))}
+    try:
+        # not save_file: it makes a file that only its owner may read
+        with writing(file):
+            partial.write_bytes(save(dict(tensors), metadata=metadata))
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
 
 
 def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
-    """Facts and tensors of a file of adapters.
+    """Facts and tensors of a file of adapters, or of a sink.
 
     Raises:
         ValueError: if it is none, damaged, or of another version.
     """
-    metadata, tensors = read_tensors(file, "adapters")
+    fault = f"no adapters can be read from {file}, which is absent, cut short or damaged"
+    with refused(fault, SafetensorError, OSError), safe_open(ordinary(file), "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        metadata = opened.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(
-            f"{file} holds no adapters: a run with --train-only lora writes adapters.safetensors"
+            f"{file} holds no adapters and no sink: a run with --train-only lora or sink writes one"
         )
     with refused(f"the adapters in {file} are damaged", KeyError, TypeError, ValueError):
         record = from_json(metadata["record"], dict)
@@ -124,6 +150,95 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
     return facts, tensors
 
 
+def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
+    """Write the sink of a model, and nothing else, into a safetensors file that ``load(…,
+    sink=FILE)`` attaches.
+
+    Args:
+        model: a `DiffusionLM` with a sink, without adapters.
+        file: path to write; it is replaced when the new one is whole.
+        name: of the model that the sink was trained on, for later readers.
+
+    Raises:
+        ValueError: if the model has no sink, or adapters.
+    """
+    config = model.config
+    state = model.state_dict()
+    if not tensors_of(config):
+        raise ValueError(
+            "this model has no sink that could be saved; give it one with sink_kind and sink_count"
+        )
+    if any(".lora_" in one for one in state):
+        raise ValueError(
+            "the sink of a model with adapters would be tied to them; merge_lora(model) first"
+        )
+    facts = AdapterFile(
+        base=name,
+        base_sha256=base_hash(state, config, config.vocab_size),
+        base_rows=config.vocab_size,
+        rank=0,
+        objective="diffusion",
+        mask_token_id=config.mask_token_id,
+        settings={key: getattr(config, key) for key in SINK},
+    )
+    tensors = {one: state[one].detach().cpu().contiguous() for one in tensors_of(config)}
+    return save_adapters(facts, tensors, file)
+
+
+def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
+    """Give a model without a sink that of a file, in place; its other weights keep every bit.
+
+    Returns:
+        notes: the sink that was attached, and a warning if the sink was trained on other weights.
+
+    Raises:
+        ValueError: as :func:`read_adapters`; if the model is no diffusion model, has a sink or is
+            offloaded; if the sink was trained on a backbone of another shape.
+    """
+    facts, tensors = read_adapters(file)
+    config = model.config
+    fault = ""
+    if not isinstance(config, DiffusionLMConfig):
+        fault = (
+            f"is for a DiffusionLM, and this one is a {config.model_type}: give as_diffusion=True"
+        )
+    elif facts.rank or not {*SINK} <= facts.settings.keys():
+        fault = "holds adapters too: load_adapters of sinklab.lab.checkpoints reads it"
+    elif config.sink_count:
+        fault = (
+            f"is for a model without a sink of its own ({config.sink_count} {config.sink_kind}); "
+            "leave that out with sink_kind='none' and sink_count=0"
+        )
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        fault = (
+            "is compared with all weights, but some of this model are offloaded to the host; load "
+            "it with a smaller dtype, or where its devices hold it"
+        )
+    if fault:
+        raise ValueError(f"the sink file {file} {fault}")
+    settings = {key: facts.settings[key] for key in SINK}
+    with refused(
+        f"the sink in {file} was trained on another backbone ({facts.base or 'not named'}), or is "
+        "damaged"
+    ):
+        # checks the three together
+        wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
+        shapes = {name: wanted.sink.shape(wanted, name) for name in tensors_of(wanted)}
+        _check_tensors(tensors, shapes)
+    vars(config).update(settings)
+    config.sink.attach(model.model)
+    like = model.get_input_embeddings().weight
+    for name, tensor in tensors.items():
+        model.register_parameter(name, nn.Parameter(tensor.to(like)))
+    attached = f"sink attached: {config.sink_count} {config.sink_kind} of {file}"
+    if base_hash(model.state_dict(), config, facts.base_rows) == facts.base_sha256:
+        return (attached,)
+    return attached, (
+        f"the sink was trained on other weights of this shape ({facts.base or 'not named'}, "
+        f"SHA-256 {facts.base_sha256[:12]}…): its effect here is untested"
+    )
+
+
 def check_fit(
     model: Any, facts: AdapterFile, tensors: Mapping[str, Tensor], base: str, file: str
 ) -> None:
@@ -131,8 +246,7 @@ def check_fit(
     were adapted, and the tensors are all that its layers and its sink need.
     """
     config = model.config
-    tied = bool(config.tie_word_embeddings)
-    found = base_hash(model.state_dict(), facts.base_rows, sink=tensors_of(config), tied=tied)
+    found = base_hash(model.state_dict(), config, facts.base_rows)
     if found != facts.base_sha256:
         raise ValueError(
             f"the adapters in {file} were trained on {facts.base} with weights of SHA-256 "
@@ -146,18 +260,19 @@ def check_fit(
             f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
             f"{base} has {mask_id}; give the base with the tokenizer that they were trained with"
         )
-    with refused(f"the adapters in {file} are damaged, fetch them again"):
-        _check_tensors(model, facts.rank, tensors)
-
-
-def _check_tensors(model: Any, rank: int, tensors: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(model.get_parameter(name).shape) for name in tensors_of(model.config)}
+    shapes = {name: tuple(model.get_parameter(name).shape) for name in tensors_of(config)}
     for name, layer in model.named_modules():
         if name.rpartition(".")[2] in PROJECTIONS:
             outputs, inputs = layer.weight.shape
-            shapes[f"{name}.{HALVES[0]}.weight"] = (rank, inputs)
-            shapes[f"{name}.{HALVES[1]}.weight"] = (outputs, rank)
-    found = Weights(dict(tensors)).shapes
+            shapes[f"{name}.{HALVES[0]}.weight"] = (facts.rank, inputs)
+            shapes[f"{name}.{HALVES[1]}.weight"] = (outputs, facts.rank)
+    with refused(f"the adapters in {file} are damaged, fetch them again"):
+        _check_tensors(tensors, shapes)
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for the first tensor that is absent, surplus, misshapen or not finite."""
+    found = Weights(tensors).shapes
     for name in sorted({*shapes, *found}):
         if name not in found:
             raise ValueError(f"{name} is not in it")

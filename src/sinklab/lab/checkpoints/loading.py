@@ -24,7 +24,6 @@ from sinklab.lab.checkpoints import (
     gguf_files,
     materialize,
     published,
-    sinkfile,
     tokens,
 )
 from sinklab.lab.checkpoints import weights as weightfiles
@@ -147,7 +146,7 @@ def load(
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its
             files say it.
-        sink: a file of :func:`~sinklab.lab.checkpoints.sinkfile.save_sink` for a diffusion model
+        sink: a file of :func:`~sinklab.lab.checkpoints.save_sink` for a diffusion model
             without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew;
@@ -190,7 +189,7 @@ def load(
     model = _filled(plan, weights, name, raw, kind, device_map, settings)
     notes: tuple[str, ...] = ()
     if sink is not None:
-        notes = sinkfile.attach_sink(model, sink)
+        notes = adapters.attach_sink(model, sink)
     if dtype == "machine":
         notes += (f"weights in {model.dtype}, which suits this machine",)
     plan = replace(plan, notes=(*plan.notes, *notes))

@@ -53,10 +53,9 @@ def facts_of(
     tokens = step * settings.batch * settings.length
     if settings.adapters is not None:
         tokens += read_adapters(settings.adapters)[0].tokens
-    tied = bool(config.tie_word_embeddings)
     return AdapterFile(
         base=base,
-        base_sha256=base_hash(state, rows, sink=tensors_of(config), tied=tied),
+        base_sha256=base_hash(state, config, rows),
         base_rows=rows,
         rank=settings.lora_rank,
         objective=settings.objective,
