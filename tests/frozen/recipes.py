@@ -73,7 +73,6 @@ SHOWN = (
     "sink_count",
     "sink_side",
     "gate",
-    "gate_bias",
     "corpus",
     "only",
     "tokenizer",
@@ -91,10 +90,7 @@ SHOWN = (
     "lr",
     "min_lr",
     "warmup",
-    "beta1",
-    "beta2",
     "weight_decay",
-    "clip",
     "seed",
 )
 """Settings of a recipe that are held at its real size."""
@@ -128,20 +124,10 @@ OTHER: dict[str, dict[str, Any]] = {
     "autoregressive": {"init_from": "qwen2", "objective": "autoregressive", "causal_start": 0.0},
     "shifted": {"init_from": "qwen3", "logit_shift": True},
     "first alone": {"init_from": "llama", "attention": "first_alone"},
-    "apart": {"documents": "separate", "row_start": True},
     "independent times": {"time_sampler": "iid"},
-    "blocks/new": BLOCKS | {"t_per": "block"} | VARIANTS["sink"],
-    "blocks/clean causal": BLOCKS | {"clean_attention": "causal"},
     **{
-        f"{start}/{of}": BLOCKS | {"init_from": start, "t_per": of, "causal_start": 0.0}
-        for start, of in (
-            ("llama", "row"),
-            ("llama", "block"),
-            ("qwen2", "block"),
-            ("a2d-qwen3", "row"),
-            ("a2d-llama", "block"),
-            ("a2d-qwen2", "row"),
-        )
+        f"{start}/row": BLOCKS | {"init_from": start, "causal_start": 0.0}
+        for start in ("llama", "a2d-qwen3", "a2d-qwen2")
     },
 }
 """Changes of laptop-scratch."""
