@@ -20,6 +20,7 @@ import math
 import random
 import string
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from matplotlib import pyplot as plt
 from scipy.stats import binomtest
 
 from sinklab import BlockKeys, Random, TopKeys, load
-from sinklab.core.subject import DecodingSettings
+from sinklab.core.subject import DecodingSettings, DiffusionLM
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.scoring import Writing, WritingRequest, by_last_query, encode, ended, stop_ids
@@ -178,6 +179,23 @@ def is_right(question: str, answer: str, written: str) -> bool:
     return len(written) > 1 and written[0] + written[-1] == ends and steps <= known
 
 
+@contextmanager
+def windowed() -> Iterator[None]:
+    """In this block a model sees `RADIUS` tokens on either side of each, and no others."""
+    usual = DiffusionLM.forward
+
+    def forward(self: Any, input_ids: Any, **how: Any) -> Any:
+        place_S = torch.arange(input_ids.shape[1], device=input_ids.device)
+        near_SS = (place_S[:, None] - place_S).abs() <= RADIUS
+        return usual(self, input_ids, visible=near_SS, **how)
+
+    DiffusionLM.forward = forward
+    try:
+        yield
+    finally:
+        DiffusionLM.forward = usual
+
+
 def trained(out: Path, smallest: bool) -> dict[str, Path]:
     """Folders of the models, trained where they are not there: a causal model, and from it one that
     denoises, one that stays causal, and one that denoises and sees its neighbours alone.
@@ -196,11 +214,12 @@ def trained(out: Path, smallest: bool) -> dict[str, Path]:
     on = {"lr": 1.5e-3, "steps": 2 if smallest else 4000, "init_from": str(out / "start/model")}
     denoises = {"objective": "diffusion", "logit_shift": True}
     every: dict[str, dict[str, Any]] = {"start": {}, "denoising": on | denoises}
-    every |= {"autoregressive": on, "windowed": on | denoises | {"window": RADIUS}}
+    every |= {"autoregressive": on, "windowed": on | denoises}
     for name, own in every.items():
         resume = (out / name / "run.json").exists()
         print(f"training {name}", flush=True)
-        train(TrainSettings(**size | own, out=str(out / name), resume=resume), progress=print)
+        with windowed() if name == "windowed" else nullcontext():
+            train(TrainSettings(**size | own, out=str(out / name), resume=resume), progress=print)
     return {name: out / name / "model" for name in every}
 
 

@@ -38,11 +38,9 @@ RETROFITS = {"token": "sink", "kv": "kv"}
 SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}
 HOW = {
     "compile": True,
-    "threads": 1,
     "log_every": 20,
     "eval_every": 200,
     "save_every": 200,
-    "keep": 1,
 }
 BASE_STEPS, STEPS, RETROFIT_STEPS = 1500, 800, 200
 
@@ -102,6 +100,7 @@ def _kept(name: str, seed: int, corpus: str, heldout: str) -> dict[str, Any]:
 
 def run(settings: TrainSettings) -> None:
     """Train, or go on where it was stopped."""
+    torch.set_num_threads(1)
     resume = bool(list(Path(settings.out).glob("checkpoints/checkpoint-*")))
     train(
         dataclasses.replace(settings, resume=resume), progress=lambda text: print(text, flush=True)

@@ -138,7 +138,6 @@ class Stage:
             eval_every=100,
             log_every=20,
             monitor_every=0,
-            keep=5,
             log_to="none",
             # a stage has order and noise of its own, or the last would begin with the rows of the
             # one before it

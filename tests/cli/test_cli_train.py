@@ -58,11 +58,11 @@ def test_a_recipe_is_what_runs(name, settings):
 
 
 def test_flags_override_the_recipe_and_nothing_else(settings):
-    assert cli("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7") == 0
+    assert cli("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --save-every 7") == 0
     expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {
         "lr": 0.5,
         "bf16": False,
-        "keep": 7,
+        "save_every": 7,
     }
     assert asdict(settings[0]) == expected
     assert settings[0].out == "runs/laptop-from-causal-4-sinks"

@@ -6,7 +6,7 @@ import torch
 
 from refusals import refused
 from sinklab.lab.checkpoints import check_vocabulary
-from sinklab.lab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_corpus, train_tokenizer
+from sinklab.lab.data import SPECIAL_TOKENS, pack, read_corpus, train_tokenizer
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 
@@ -138,18 +138,6 @@ def test_packing_refuses_what_does_not_fit():
         ([TEXT], endless, 4, "no eos_token, which separates"),
     ):
         refused(message, pack, texts, tokenizer, length)
-
-
-def test_documents_are_numbered_inside_their_rows():
-    tokenizer = tiny_tokenizer()
-    ids_RS, documents_RS = pack_with_documents([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6)
-    assert documents_RS.shape == ids_RS.shape
-    ends_RS = (ids_RS == tokenizer.eos_token_id).long()
-    # an end of text belongs to the document before it
-    assert torch.equal(documents_RS.long(), ends_RS.cumsum(1) - ends_RS)
-    assert documents_RS.max() >= 2
-    assert (documents_RS[0] == 0).all(), "a document longer than a row runs on"
-    assert torch.equal(pack([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6), ids_RS)
 
 
 def test_documents_that_are_encoded_together_are_the_same(monkeypatch):

@@ -51,7 +51,6 @@ def test_a_sequential_loader_ends_after_the_run():
 def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_model():
     ids_RS = numbered()
     parts = {
-        "documents_RS": (ids_RS % 2).to(torch.int16),
         "maskable_RS": ids_RS % 3 > 0,
         "attention_RS": ids_RS > 5,
     }
@@ -59,9 +58,8 @@ def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_m
     batch = collate([rows[n] for n in range(8, 12)])
     ids_BS = batch["input_ids"]
     assert ids_BS.shape == (4, 3)
-    assert ids_BS.dtype == batch["row"].dtype == batch["documents"].dtype == torch.int64
+    assert ids_BS.dtype == batch["row"].dtype == torch.int64
     assert batch["row"].tolist() == [8, 9, 10, 11]
-    assert torch.equal(batch["documents"], ids_BS % 2)
     assert torch.equal(batch["maskable"], ids_BS % 3 > 0)
     assert torch.equal(batch["attention_mask"], ids_BS > 5)
     assert batch["maskable"].dtype == torch.bool
@@ -80,7 +78,7 @@ def test_parts_that_were_not_given_are_absent():
         (lambda: Rows(numbered(), seed=0, total=0), "least one row, but total is 0"),
         (lambda: collate([]), "a batch needs at least one row"),
         (
-            lambda: collate([Rows(numbered(), documents_RS=numbered())[0], Rows(numbered())[0]]),
+            lambda: collate([Rows(numbered(), maskable_RS=numbered() > 0)[0], Rows(numbered())[0]]),
             r"\['input_ids', 'row'\]",
         ),
     ],

@@ -12,7 +12,6 @@ from sinklab.lab.data import (
     StreamedRows,
     collate,
     pack,
-    pack_with_documents,
     read_corpus,
     streams,
 )
@@ -65,9 +64,7 @@ def test_rows_are_shuffled_inside_their_block_alone(tmp_path):
     assert ids(list(stream(folder, repeat=False))) == shuffled
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"skip_rows": 4}, {"documents": "separate"}, {"shuffle_rows": 1}]
-)
+@pytest.mark.parametrize("changes", [{}, {"skip_rows": 4}, {"shuffle_rows": 1}])
 def test_every_row_can_be_gone_on_from(tmp_path, changes):
     folder = corpus(tmp_path)
     expected = list(islice(stream(folder, **changes), 45))
@@ -118,16 +115,13 @@ def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path, monkeypatch
 
 def test_held_out_rows_are_left_out_in_every_pass(tmp_path):
     folder = corpus(tmp_path)
-    whole = stream(folder, skip_rows=5, shuffle_rows=1, documents="separate")
+    whole = stream(folder, skip_rows=5, shuffle_rows=1)
     heldout = whole.heldout()
-    expected_RS, numbers_RS = pack_with_documents(read_corpus(folder), tiny_tokenizer(), LENGTH)
+    expected_RS = pack(read_corpus(folder), tiny_tokenizer(), LENGTH)
     assert torch.equal(heldout.ids_RS, expected_RS[:5])
-    assert torch.equal(heldout.documents_RS, numbers_RS[:5])
-    separate = list(stream(folder, shuffle_rows=1, documents="separate", repeat=False))
-    assert [int(row["row"]) for row in separate] == list(range(len(separate)))
-    assert ids(separate) == expected_RS.tolist()
-    numbers = [row["documents"].tolist() for row in separate]
-    assert numbers == numbers_RS.tolist() and max(map(max, numbers)) >= 1
+    rows = list(stream(folder, shuffle_rows=1, repeat=False))
+    assert [int(row["row"]) for row in rows] == list(range(len(rows)))
+    assert ids(rows) == expected_RS.tolist()
     once = ids(list(stream(folder, skip_rows=5, shuffle_rows=1, repeat=False)))
     assert once == expected_RS[5:].tolist()
     tokens = torch.cat([row["input_ids"] for row in islice(whole, 60)])
@@ -168,6 +162,5 @@ def test_streams_that_cannot_be_are_refused(tmp_path):
     folder = corpus(tmp_path)
     refused("shuffle_rows must be at least 1, but is 0", stream, folder, shuffle_rows=0)
     refused("skip_rows must be at least 0, but is -1", stream, folder, skip_rows=-1)
-    refused("'joint'", stream, folder, documents="joint")
     refused("at least 2 tokens", StreamedRows, folder, tiny_tokenizer(), 1)
     refused("row 4 is in block 1 of 3 rows", stream(folder).start_at, 4, [2, 0, 3, 1])

@@ -8,7 +8,7 @@ import torch
 
 from refusals import refused
 from sinklab import load
-from sinklab.lab.data import begin_rows, pack_with_documents, row_start
+from sinklab.lab.data import begin_rows, pack, row_start
 from sinklab.lab.records import open_run
 from sinklab.lab.scoring import heldout_rows, row_losses
 from sinklab.lab.scoring.prompts import encode
@@ -49,12 +49,10 @@ def test_rows_with_a_start_token_hold_the_same_text():
         copy.deepcopy(tiny_tokenizer()),
         ["the sea and the boat", "a wind", "the old man by the sea"],
     )
-    plain_RS, owners_RS = pack_with_documents(documents, tokenizer, 5)
+    plain_RS = pack(documents, tokenizer, 5)
     begin_rows(tokenizer)
-    ids_RS, numbers_RS = pack_with_documents(documents, tokenizer, 6)
+    ids_RS = pack(documents, tokenizer, 6)
     assert torch.equal(ids_RS[:, 1:], plain_RS)
-    assert torch.equal(numbers_RS[:, 1:], owners_RS)
-    assert (numbers_RS[:, 0] == 0).all()
 
 
 @pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])

@@ -8,13 +8,11 @@ from sinklab.lab.data import Rows
 from sinklab.lab.data.noise import corrupt, masked_token_loss
 from sinklab.lab.training import DiffusionTrainer, causal_loss
 from sinklab.lab.training.trainer import (
+    NEVER,
     NoisyCollator,
     Objective,
-    Phases,
-    asked_causally,
     row_masks,
     row_times,
-    sight,
 )
 from tiny_diffusion import tiny_model
 
@@ -83,10 +81,10 @@ def test_rows_of_causal_steps_get_no_noise():
     assert "masked" in collator(rows[8:12])
 
 
-def trainer_of(model, phases=None, together=2):
+def trainer_of(model, causal_steps=0, together=2):
     arguments = TrainingArguments("out", use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
-    objective = Objective(phases or Phases(0), model.config.mask_token_id, shifted, 8)
+    objective = Objective(causal_steps, model.config.mask_token_id, shifted, 8)
     return DiffusionTrainer(
         model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together
     )
@@ -154,7 +152,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(maskable):
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_warm_start_is_the_next_token_loss_and_ends(shift):
     model = tiny_model(1, logit_shift=shift).train()
-    trainer = trainer_of(model, Phases(2))
+    trainer = trainer_of(model, 2)
     collator = NoisyCollator(0, 8, "iid", clean_steps=2)
     columns = ids()
     rows = [{"input_ids": columns[n], "row": torch.tensor(n)} for n in range(24)]
@@ -173,19 +171,6 @@ def test_the_warm_start_is_the_next_token_loss_and_ends(shift):
     assert [bool((part == model.config.mask_token_id).any()) for part in seen] == [False, True]
 
 
-def test_documents_and_a_window_hide_together():
-    documents = torch.tensor([[0, 0, 1, 1]])
-    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "documents": documents}
-    own = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
-    assert torch.equal(sight(batch, None)["visible"][0], own)
-    left = torch.ones(4, 4, dtype=torch.bool).tril()
-    assert torch.equal(sight(batch, left)["visible"][0], own & left)
-    assert asked_causally(batch).tolist() == [[False, True, False, True]], (
-        "no document predicts the next one's start"
-    )
-    assert sight({"input_ids": documents}, None) == {}
-
-
 def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter():
     model = tiny_model(1).eval()
     measured = [trainer_of(model, together=together).heldout_losses() for together in (1, 2, 7, 16)]
@@ -202,7 +187,7 @@ def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter():
     )
     assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
 
-    causal = trainer_of(model, Phases(0, autoregressive=True), together=3).heldout_losses()
+    causal = trainer_of(model, NEVER, together=3).heldout_losses()
     with torch.no_grad():
         assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)
     assert causal["tokens"].tolist() == [15] * 7

@@ -24,9 +24,8 @@ def settings(corpus):
         "sink_count": 1,
         "gate": "elementwise",
         "monitor_every": 3,
-        "monitor_rows": 2,
     }
-    often = {"eval_every": 2, "save_every": 3, "heldout_rows": 7, "shuffle_rows": 5}
+    often = {"eval_every": 2, "save_every": 3, "heldout_rows": 7}
     return tiny_settings(corpus, batch=8, micro_batch=2, steps=4, lr=2e-3, **often, **variant)
 
 
@@ -34,7 +33,7 @@ def settings(corpus):
 def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, python):
     runs = {
         "memory": settings,
-        "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
+        "stream": replace(settings, streaming=True, monitor_every=0),
         # rows with unequal numbers of tokens in the loss: the mean is over the step, not over a
         # rank
         "pairs": replace(

@@ -21,13 +21,12 @@ from tiny_training import tiny_settings
 
 @pytest.fixture(scope="module")
 def settings(corpus):
-    often = {"eval_every": 6, "save_every": 4, "monitor_every": 5, "monitor_rows": 2}
+    often = {"eval_every": 6, "save_every": 4, "monitor_every": 5}
     return tiny_settings(
         corpus,
         micro_batch=2,
         steps=12,
         heldout_rows=8,
-        shuffle_rows=7,
         sink_kind="token",
         sink_count=1,
         **often,
@@ -97,7 +96,7 @@ KILLS = {
 def killed(settings, tmp_path_factory, python):
     """Runs by how they were killed, a call in the script: each in a fork of one process."""
     room = tmp_path_factory.mktemp("killed")
-    stream = {"streaming": True, "documents": "separate"}
+    stream = {"streaming": True}
     short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
     runs = {
         "in_a_checkpoint(8)": replace(settings, out=str(room / "memory")),
@@ -193,16 +192,14 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
 def test_how_a_run_runs_may_change_on_the_way(settings, monkeypatch):
     here = replace(settings, monitor_every=0)
     interrupted(here, 5)
-    train(
-        replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5)
-    )
+    train(replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100))
     history = open_run("run").table("history")
     steps = history.dropna(subset="loss")["step"].tolist()
     assert steps == [1, 2, 3, 4, 6, 8, 10, 12], (
         "the new interval holds after the checkpoint of step 4"
     )
     names = [path.name for path in whole_checkpoints(Path("run/checkpoints"))]
-    assert names == ["checkpoint-4", "checkpoint-6", "checkpoint-9", "checkpoint-12"]
+    assert names == ["checkpoint-9", "checkpoint-12"]
     train(replace(here, out="whole"))
     ours, theirs = weights_of("run"), weights_of("whole")
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
@@ -216,9 +213,9 @@ def test_a_stream_that_changed_is_refused(settings, monkeypatch):
     position = Path("run/checkpoints/checkpoint-4/position.json")
     assert json.loads(position.read_text())["row"] == 16
     refused(
-        "rows: 7 → 8, monitor_every: 0",
+        "heldout_rows: 8 → 4, monitor_every: 0",
         train,
-        replace(here, resume=True, shuffle_rows=8, monitor_every=5),
+        replace(here, resume=True, heldout_rows=4, monitor_every=5),
     )
     kept = position.read_text()
     position.write_text("{}")
@@ -241,14 +238,14 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings):
     path = Path("run/run.json")
     written = json.loads(path.read_text())
     for change, message in (
-        ({"clip": None}, "its setting clip is None, which no run writes"),
+        ({"lr": None}, "its setting lr is None, which no run writes"),
         ({"batch": "4"}, "its setting batch is '4', which no run writes"),
         ({"batches": 4}, "does not know: batches; use the version that wrote it"),
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
         refused(message, settings_of, "run")
     # a run of an older version lacks what came later
-    older = {key: value for key, value in written["settings"].items() if key != "clip"}
+    older = {key: value for key, value in written["settings"].items() if key != "weight_decay"}
     path.write_text(json.dumps(written | {"settings": older}))
     assert settings_of("run") == here
     # a run that was gone on with is made again from its start

@@ -212,19 +212,21 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
             {
                 "pairs": "completion",
                 "corpus": "arithmetic",
-                "answer_length": 2,
+                "length": 16,
                 "heldout_rows": 2,
             },
-            "2 of them for the .* length or answer_length",
+            "18 of them for the .* use a longer length",
         ),
-        ({"window": 4, "objective": "autoregressive"}, "a plain decoder, .* leave out window"),
+        (
+            {"causal_start": 0.4, "objective": "autoregressive"},
+            "leave out causal_start",
+        ),
         (
             {"row_start": True, "streaming": True},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
         ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
-        ({"block_length": 4}, "block_length belong to objective='block_diffusion'"),
-        ({"objective": "block_diffusion", "block_length": 4, "window": 3}, "leave out window"),
+        ({"block_length": 4}, "block_length belongs to objective='block_diffusion'"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, change, message):

@@ -28,10 +28,9 @@ def settings(corpus):
         "eval_every": 4,
         "save_every": 100,
         "monitor_every": 2,
-        "monitor_rows": 2,
         "log_every": 2,
     }
-    return tiny_settings(corpus, steps=8, heldout_rows=8, shuffle_rows=7, **often)
+    return tiny_settings(corpus, steps=8, heldout_rows=8, **often)
 
 
 def terminated_in(step, monkeypatch, *numbers):

@@ -1,5 +1,5 @@
-"""Adapters and sinks by themselves: a small file that makes another model of a base, with a record of
-their training and of the weights below. A sink alone is a file of adapters of rank 0.
+"""Adapters and sinks by themselves: a small file that makes another model of a base, with a record
+of their training and of the weights below. A sink alone is a file of adapters of rank 0.
 """
 
 # A rank of the adapters, I inputs and O outputs of a layer

@@ -11,7 +11,6 @@ from .rows import Rows as Rows
 from .rows import begin_rows as begin_rows
 from .rows import collate as collate
 from .rows import pack as pack
-from .rows import pack_with_documents as pack_with_documents
 from .rows import row_start as row_start
 from .rows import train_tokenizer as train_tokenizer
 from .streams import StreamedRows as StreamedRows

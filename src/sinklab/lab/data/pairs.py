@@ -66,6 +66,8 @@ def _sum(source: random.Random) -> Pair:
 
 STYLES = ("published", "corrected", "completion")
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+ANSWER = 18
+"""Tokens behind the question in a completion."""
 _BATCH = 1024
 _Examples = list[tuple[list[int], list[int]]]
 """Prompt and target of the rows of one pair, token ids."""
@@ -166,7 +168,6 @@ def pair_rows(
     length: int,
     *,
     style: str = "published",
-    answer_length: int = 18,
 ) -> tuple[Rows, PairCounts]:
     """Two rows of each pair in turn: question → steps, question with steps → answer; or one of
     both, as a completion.
@@ -177,7 +178,7 @@ def pair_rows(
     noise and loss. ``corrected`` has one start token, an end token with loss after the steps and
     after the answer, and padding without attention, noise and loss. ``completion`` is one row a
     pair: the question as it stands, then steps and answer filled with end tokens to
-    ``answer_length`` (noise and loss fall on these), then padding without attention: the look of a
+    `ANSWER` (noise and loss fall on these), then padding without attention: the look of a
     canvas of as many new tokens when it is decoded.
 
     Args:
@@ -187,7 +188,6 @@ def pair_rows(
         length: tokens a row, S. A pair with a longer row that does not fit is left out with both
             rows, and counted.
         style: ``published``, ``corrected`` or ``completion``.
-        answer_length: tokens behind the question in a completion.
 
     Raises:
         ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
@@ -198,7 +198,7 @@ def pair_rows(
     padded = style != "published"
     given = list(pairs)
     if completed:
-        made = _completions(given, tokenizer, answer_length)
+        made = _completions(given, tokenizer)
     else:
         made = _examples(given, tokenizer, padded)
     pad = tokenizer.eos_token_id
@@ -213,7 +213,7 @@ def pair_rows(
         most = max(len(prompt) + len(target) for prompt, target in examples)
         longest = max(longest, most)
         # an answer without room for its end token is too long as well
-        if most > length or (completed and len(examples[0][1]) > answer_length):
+        if most > length or (completed and len(examples[0][1]) > ANSWER):
             dropped += 1
             continue
         for prompt, target in examples:
@@ -224,8 +224,7 @@ def pair_rows(
         room = f"a row of {length} tokens"
         remedy = "use a longer length"
         if completed:
-            room += f", {answer_length} of them for the answer"
-            remedy += " or answer_length"
+            room += f", {ANSWER} of them for the answer"
         raise ValueError(
             f"no question with its answer fits {room}: the longest of {len(given)} has {longest}; "
             f"{remedy}"
@@ -264,9 +263,7 @@ def _examples(
             yield [(prompt, steps + steps_end), (prompt + steps, inner + answer + end)]
 
 
-def _completions(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int
-) -> Iterator[_Examples]:
+def _completions(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase) -> Iterator[_Examples]:
     """Question, and steps with answer filled up with end tokens; one token longer than the room if
     too long.
     """
@@ -275,7 +272,7 @@ def _completions(
     for pair in pairs:
         answer = " ".join(filter(None, (pair.thought, pair.answer)))
         question, target = encode_texts([pair.question, answer], tokenizer)
-        yield [(begin + question, target + end * max(1, answer_length - len(target)))]
+        yield [(begin + question, target + end * max(1, ANSWER - len(target)))]
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:

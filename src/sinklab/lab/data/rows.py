@@ -107,18 +107,6 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
         ValueError: if the length is too small, the tokenizer has no end token, or the text does not
             fill one row.
     """
-    return pack_with_documents(documents, tokenizer, length)[0]
-
-
-def pack_with_documents(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int
-) -> tuple[Tensor, Tensor]:
-    """Pack documents like :func:`pack`, with the number of each token's document inside its row,
-    (R, S) int32, from 0 in every row.
-
-    The end-of-text token belongs to the document that it ends, a start token to the one that the
-    row begins in.
-    """
     check_packing(tokenizer, length)
     pieces = list(encode(documents, tokenizer))
     stream = torch.cat([torch.empty(0, dtype=torch.int32), *pieces])
@@ -130,11 +118,8 @@ def pack_with_documents(
             f"the corpus has {stream.numel()} tokens, which do not fill one row of {length}; use "
             "a shorter length"
         )
-    numbers = torch.arange(len(pieces), dtype=torch.int32)
-    owners = numbers.repeat_interleave(torch.tensor([piece.numel() for piece in pieces]))
-    ids_RS, owners_RS = (part[: rows * inside].view(rows, inside) for part in (stream, owners))
-    owners_RS = torch.cat([owners_RS[:, : len(start)], owners_RS], dim=1)
-    return torch.cat([start.expand(rows, -1), ids_RS], dim=1), owners_RS - owners_RS[:, :1]
+    ids_RS = stream[: rows * inside].view(rows, inside)
+    return torch.cat([start.expand(rows, -1), ids_RS], dim=1)
 
 
 def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
@@ -225,8 +210,7 @@ class Ragged:
         return row_S
 
 
-COLUMNS = {"input_ids": "ids_RS", "documents": "documents_RS"}
-COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
+COLUMNS = {"input_ids": "ids_RS", "maskable": "maskable_RS", "attention_mask": "attention_RS"}
 """Name in a batch -> tensor of `Rows`."""
 
 
@@ -241,8 +225,6 @@ class Rows(Dataset[dict[str, Tensor]]):
     Args:
         ids_RS: token ids, any integer type; a tensor or, as all columns of rows of unequal length,
             a `Ragged`.
-        documents_RS: number of the document inside its row, for attention that stays inside
-            documents.
         maskable_RS: True for tokens that noise may mask; without it everywhere.
         attention_RS: True at tokens, False at padding.
         seed: of the order; None keeps it, for evaluation.
@@ -255,7 +237,6 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     ids_RS: Tensor
     _: KW_ONLY
-    documents_RS: Tensor | None = None
     maskable_RS: Tensor | None = None
     attention_RS: Tensor | None = None
     seed: int | None = None
@@ -268,13 +249,8 @@ class Rows(Dataset[dict[str, Tensor]]):
                 "rows must be a matrix with at least one token, but their shape is "
                 f"{tuple(ids_RS.shape)}"
             )
-        given_columns = {
-            "input_ids": self.ids_RS,
-            "documents": self.documents_RS,
-            "maskable": self.maskable_RS,
-            "attention_mask": self.attention_RS,
-        }
-        self.columns = {key: one for key, one in given_columns.items() if one is not None}
+        stored = {key: getattr(self, name) for key, name in COLUMNS.items()}
+        self.columns = {key: one for key, one in stored.items() if one is not None}
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
@@ -326,14 +302,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tensor]:
-    """One row as batches hold it: ids and document numbers int64, the rest as it is, and the
-    ordinal in the run.
-    """
-    row = dict(columns)
-    for name in ("input_ids", "documents"):
-        if name in row:
-            row[name] = row[name].long()
-    return row | {"row": torch.tensor(ordinal)}
+    """One row as batches hold it: ids int64, the rest as it is, and the ordinal in the run."""
+    ids_S = columns["input_ids"].long()
+    return {**columns, "input_ids": ids_S, "row": torch.tensor(ordinal)}
 
 
 def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

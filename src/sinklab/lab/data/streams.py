@@ -32,7 +32,7 @@ class Place:
     """Tokens of that document before it."""
 
 
-_Row = tuple[Tensor, Tensor, Place]
+_Row = tuple[Tensor, Place]
 
 
 @dataclass(eq=False)
@@ -45,8 +45,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     (seed, block). Memory holds two blocks and some documents.
 
     Each row is ``input_ids`` (S,), ``row``: its number in the run, ``cursor`` (4,) int64: block,
-    pass, document and offset in it from which reading resumes after this row, and with ``separate``
-    documents ``documents`` (S,).
+    pass, document and offset in it from which reading resumes after this row.
 
     Args:
         source: a corpus, as for :func:`sinklab.lab.data.read_corpus`.
@@ -56,7 +55,6 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         only: which documents, as for :func:`sinklab.lab.data.read_corpus`; all when left out.
         seed: of the order.
         shuffle_rows: rows of a block, K; 1 keeps the order of the corpus.
-        documents: ``joined``, or ``separate`` to tell tokens of different documents in a row apart.
         skip_rows: the first rows of the corpus, which are left out in every pass: they are held
             out.
         repeat: begin the corpus again at its end; otherwise the stream ends, without a last row
@@ -76,7 +74,6 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     only: str | None = None
     seed: int = 0
     shuffle_rows: int = limited(1024, at_least=1)
-    documents: str = limited("joined", one_of=("joined", "separate"))
     skip_rows: int = limited(0, at_least=0)
     repeat: bool = True
 
@@ -112,11 +109,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         Raises:
             ValueError: if the corpus does not have them.
         """
-        ids, documents, _ = zip(*islice(self._packed(Place(), 0), self.skip_rows), strict=True)
-        columns: dict[str, Any] = {}
-        if self.documents == "separate":
-            columns["documents_RS"] = torch.stack(documents)
-        return Rows(torch.stack(ids), **columns)
+        ids = [ids_S for ids_S, _ in islice(self._packed(Place(), 0), self.skip_rows)]
+        return Rows(torch.stack(ids))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
@@ -137,37 +131,29 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 # the next block is read row by row, so that a loader's worker never stops for a
                 # whole one
                 following += islice(left, 1)
-                ids_S, documents_S, _ = rows[order[inside]]
-                columns = {"input_ids": ids_S}
-                if self.documents == "separate":
-                    columns["documents"] = documents_S
+                ids_S, _ = rows[order[inside]]
                 block = number
                 at = here
                 if inside + 1 == self.shuffle_rows:
                     block = number + 1
                     at = there
                 cursor = torch.tensor([block, at.passed, at.document, at.offset])
-                yield row_of_batch(columns, first + inside) | {"cursor": cursor}
+                yield row_of_batch({"input_ids": ids_S}, first + inside) | {"cursor": cursor}
             following += islice(left, self.shuffle_rows - len(following))
             rows = following
             here = there
             number += 1
 
     def _packed(self, start: Place, skip_rows: int) -> Iterator[_Row]:
-        """Rows from a place on: ids, numbers of documents inside the row, and the place behind
-        it.
-        """
-        ids_T = owners_T = torch.empty(0, dtype=torch.int32)
-        for owner, (place, piece_T) in enumerate(self._pieces(start, skip_rows)):
+        """Rows from a place on: ids, and the place behind them."""
+        ids_T = torch.empty(0, dtype=torch.int32)
+        for place, piece_T in self._pieces(start, skip_rows):
             ids_T = torch.cat([ids_T, piece_T])
-            owners_T = torch.cat([owners_T, torch.full_like(piece_T, owner)])
             while ids_T.numel() >= self.length:
                 ids_S = ids_T[: self.length]
-                owners_S = owners_T[: self.length]
                 ids_T = ids_T[self.length :]
-                owners_T = owners_T[self.length :]
                 behind = replace(place, offset=place.offset + piece_T.numel() - ids_T.numel())
-                yield ids_S, owners_S - owners_S[0], behind
+                yield ids_S, behind
 
     def _pieces(self, start: Place, skip_rows: int) -> Iterator[tuple[Place, Tensor]]:
         """The tokens of each document from a place on, and the place where they begin; every pass

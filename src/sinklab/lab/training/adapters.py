@@ -59,7 +59,6 @@ def facts_of(
         base_rows=rows,
         rank=settings.lora_rank,
         objective=settings.objective,
-        mask_token=settings.mask_token,
         mask_token_id=config.mask_token_id,
         settings=own,
         tokens=tokens,

@@ -25,6 +25,7 @@ from sinklab.lab.training.settings import FREE, TrainSettings
 
 HISTORY_FILE = "history.json"
 PARTIAL = ".partial"
+KEPT = 2
 POSITION_FILE = "position.json"
 
 
@@ -83,8 +84,7 @@ def needing_room(root: Path, what: str) -> Iterator[None]:
         raise ValueError(
             f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in "
             f"{root} could not be written ({error}). The newest whole one is "
-            f"{named_checkpoint(root)}: free some space, or lower --keep, and continue with "
-            "--resume"
+            f"{named_checkpoint(root)}: free some space, and continue with --resume"
         ) from error
 
 
@@ -109,10 +109,10 @@ def settle(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and partial ones."""
+def prune(root: Path) -> None:
+    """Remove all but the newest `KEPT` whole checkpoints, and partial ones."""
     shutil.rmtree(root / PARTIAL, ignore_errors=True)
-    kept = set(whole_checkpoints(root)[-keep:])
+    kept = set(whole_checkpoints(root)[-KEPT:])
     for path in root.glob("checkpoint-*"):
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)

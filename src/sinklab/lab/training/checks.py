@@ -26,7 +26,7 @@ def check(settings: TrainSettings) -> None:
             outside 0…1, settings that exclude one another.
     """
     _check_sizes(settings)
-    DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
+    DiffusionLMConfig(LlamaConfig(), **variant(settings))
     _check_together(settings)
 
 
@@ -56,10 +56,10 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "window")
+    given = changed(settings, "sink_count", "gate", "attention", "causal_start")
     if settings.objective == "autoregressive" and given:
         raise ValueError(
-            "an autoregressive run trains a plain decoder, without sink, gate or window and causal "
+            "an autoregressive run trains a plain decoder, without sink or gate and causal "
             f"throughout; leave out {', '.join(given)}"
         )
     _check_blocks(settings)
@@ -95,22 +95,14 @@ def changed(settings: TrainSettings, *names: str) -> list[str]:
 
 def _check_blocks(settings: TrainSettings) -> None:
     if settings.objective != "block_diffusion":
-        given = changed(settings, "block_length", "t_per", "clean_attention")
-        if given:
+        if settings.block_length is not None:
             raise ValueError(
-                f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave "
-                "them out"
+                "block_length belongs to objective='block_diffusion'; give that, or leave it out"
             )
         return
     if settings.block_length is None and settings.init_from is None:
         raise ValueError(
             "objective='block_diffusion' needs the tokens of a block; give block_length, such as 16"
-        )
-    other = changed(settings, "window", "documents")
-    if other:
-        raise ValueError(
-            "with objective='block_diffusion' blocks alone say who sees whom; leave out "
-            f"{', '.join(other)}"
         )
 
 
@@ -133,7 +125,7 @@ def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     """The settings that make the model's variant, and more of them, as its config names them."""
     names = ["sink_kind", "sink_count", "sink_side", "gate", "attention", *more]
     if settings.objective == "block_diffusion":
-        names += ["block_length", "clean_attention"]
+        names.append("block_length")
     return {name: getattr(settings, name) for name in names}
 
 
@@ -151,9 +143,9 @@ def explained(settings: TrainSettings) -> Iterator[None]:
         checkpointing = {True: "on", False: "off"}[settings.gradient_checkpointing]
         raise ValueError(
             f"the device does not have enough memory for rows of {settings.length} tokens: lower "
-            f"--micro-batch (now {micro}; it changes no result), turn on --gradient-checkpointing "
-            f"({checkpointing} now), or lower --head-chunk "
-            f"(now {settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
+            f"--micro-batch (now {micro}; it changes no result), or turn on "
+            f"--gradient-checkpointing ({checkpointing} now), and continue with --resume: "
+            f"{str(error).splitlines()[0]}"
         ) from error
 
 
@@ -172,8 +164,8 @@ TENSORBOARD = "tensorboard"
 
 
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments for these settings, and the CPU threads that they say. Joins the
-    process group if there are several processes.
+    """The Trainer's arguments for these settings. Joins the process group if there are several
+    processes.
 
     Raises:
         ValueError: if the batch does not divide evenly over processes and micro-batches, or for an
@@ -181,8 +173,6 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     """
     # as torchrun, accelerate launch and every other launcher say it; the arguments need it before
     # they know it
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     _, ranks = launched()
     micro, accumulated = micro_batches(settings, ranks)
     on_gpu = torch.cuda.is_available()
@@ -199,9 +189,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         lr_scheduler_kwargs={"min_lr_rate": settings.min_lr},
         optim="adamw_torch_fused",
         weight_decay=settings.weight_decay,
-        adam_beta1=settings.beta1,
-        adam_beta2=settings.beta2,
-        max_grad_norm=settings.clip,
+        adam_beta2=0.95,
         bf16=bool(settings.bf16),
         use_cpu=not on_gpu,
         ddp_backend=backend,

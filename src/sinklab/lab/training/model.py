@@ -39,8 +39,6 @@ def started_from(settings: TrainSettings) -> Loaded:
     """
     name = str(settings.init_from)
     fields = variant(settings)
-    if settings.gate_bias is not None:
-        fields["gate_bias"] = settings.gate_bias
     if settings.logit_shift:
         fields["logit_shift"] = True
     torch.manual_seed(settings.seed)
@@ -51,13 +49,16 @@ def started_from(settings: TrainSettings) -> Loaded:
     # settings of a diffusion checkpoint besides its backbone; None for a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
+    if settings.gate != "none" and (theirs or {}).get("gate", "none") == "none":
+        # open: near 0.5 it would halve the attention of a trained backbone
+        fields["gate_bias"] = 4.0
     if theirs is not None:
         _refuse_other_variant(name, theirs, fields)
         loaded = load(name, **fields)
     elif settings.objective == "autoregressive":
         loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
     else:
-        loaded = from_causal(name, mask_token=settings.mask_token, **fields)
+        loaded = from_causal(name, **fields)
     if loaded.tokenizer is not None:
         check_vocabulary(loaded.tokenizer, cast(Any, loaded.model.config).vocab_size)
     loaded.model.train()
@@ -109,12 +110,6 @@ def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, A
             f"a run keeps the {part} of the model that it starts from, but {name} has {has} and "
             f"the settings say {fields[more[0]]!r}; give {flags}"
         )
-    bias = fields.get("gate_bias")
-    if theirs.get("gate", "none") != "none" and bias not in (None, theirs.get("gate_bias")):
-        raise ValueError(
-            f"a gate that was trained keeps its bias, but {name} has "
-            f"gate_bias={theirs.get('gate_bias')} and the settings say {bias}; leave out gate_bias"
-        )
 
 
 def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
@@ -147,7 +142,7 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )
-    fields = variant(settings, "logit_shift", "gate_bias")
+    fields = variant(settings, "logit_shift")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
     model = DiffusionLM(config).train()

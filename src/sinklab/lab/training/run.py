@@ -23,12 +23,16 @@ from sinklab.lab.training.model import freeze, merge_lora
 from sinklab.lab.training.recorders import Counted, History, Recorder, SinkMonitor, Stop
 from sinklab.lab.training.settings import TrainSettings
 from sinklab.lab.training.text import Text, prepare
-from sinklab.lab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
+from sinklab.lab.training.trainer import (
+    HEAD_CHUNK,
+    NEVER,
+    DiffusionTrainer,
+    NoisyCollator,
+    Objective,
+)
 
 HELDOUT_ROWS = {"loss": "losses", "tokens": "tokens"}
 """Columns of the table of held-out rows -> their names in `DiffusionTrainer.heldout_losses`."""
-NEVER = 2**62
-"""A step that no run reaches."""
 
 
 def train(
@@ -185,7 +189,7 @@ def _finish(
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
         # also files that an earlier process left behind
-        checkpoints.prune(folder / "checkpoints", settings.keep)
+        checkpoints.prune(folder / "checkpoints")
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())
     trainer.accelerator.wait_for_everyone()
@@ -201,18 +205,10 @@ def _trainer(
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and the recorders that it fills."""
     config = model.config
-    autoregressive = settings.objective == "autoregressive"
     causal = round(settings.causal_start * text.steps)
-    noise = NoisyCollator(
-        settings.seed,
-        settings.batch,
-        settings.time_sampler,
-        clean_steps=causal,
-    )
-    if autoregressive:
-        noise = dataclasses.replace(noise, clean_steps=NEVER)
-    if settings.t_per == "block":
-        noise = dataclasses.replace(noise, block_length=config.block_length)
+    if settings.objective == "autoregressive":
+        causal = NEVER
+    noise = NoisyCollator(settings.seed, settings.batch, settings.time_sampler, causal)
     # passes over the rows become steps once the rows are known
     args.max_steps = text.steps
     args.warmup_steps = max(1, round(settings.warmup * text.steps))
@@ -223,14 +219,13 @@ def _trainer(
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
     objective = Objective(
-        phases=Phases(causal, autoregressive, settings.window),
+        causal_steps=causal,
         mask_id=config.mask_token_id,
         shifted=config.logit_shift,
         batch=settings.batch,
-        head_chunk=settings.head_chunk,
         in_blocks=config.block_length is not None,
     )
-    together = min(args.per_device_train_batch_size, settings.head_chunk // settings.length)
+    together = min(args.per_device_train_batch_size, HEAD_CHUNK // settings.length)
     trainer = DiffusionTrainer(
         model=model,
         args=args,
@@ -239,7 +234,6 @@ def _trainer(
         objective=objective,
         heldout=text.heldout,
         together=max(1, together),
-        keep=settings.keep,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
@@ -251,7 +245,6 @@ def _trainer(
         monitor = SinkMonitor(
             text.heldout.ids_RS,
             every=settings.monitor_every,
-            rows=settings.monitor_rows,
             earlier=checkpoint,
             causal_steps=noise.clean_steps,
             given=len(row_start(text.tokenizer)),

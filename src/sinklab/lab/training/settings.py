@@ -47,18 +47,11 @@ class ModelSettings(Checked):
     sink_side: str = "front"
     """Position of the sink tokens: front or end."""
     gate: str = "none"
-    """none, or elementwise: sigmoid gate on the attention output."""
-    gate_bias: float | None = None
-    """Initial bias of the gate: 4 opens it, for pretrained backbones; None leaves the bias out (Eq.
-    9).
-    """
+    """none, or elementwise: sigmoid gate on the attention output; one that a pretrained backbone is
+    given starts open, with a bias of 4."""
     attention: str = limited("full", one_of=("full", "causal", "first_alone"))
     """Keys that a token sees: full (all), causal (itself and those to its left) or first_alone
     (all, but the first token of a row sees itself alone)."""
-    mask_token: str = "auto"
-    """[MASK] of a model that has none: auto (an unused row of the embedding, else a new one),
-    unused, add, or an id.
-    """
     logit_shift: bool = False
     """Position i is predicted from the output at i − 1 (Dream's way to start from a causal
     model).
@@ -93,19 +86,11 @@ class DataSettings(Checked):
     pairs: str = limited("none", one_of=("none", "published", "corrected", "completion"))
     """none for plain text; published or corrected for fine-tuning on questions and answers
     (GSM8K-Aug lines, question||steps #### answer): corrected has no loss on padding and one start
-    token; completion for one row a question: as it stands, then steps and answer in answer_length
-    tokens.
-    """
-    answer_length: int = limited(18, at_least=1)
-    """With pairs completion: tokens behind the question, filled up with end tokens, which have
-    loss.
+    token; completion for one row a question: as it stands, then steps and answer in 18 tokens,
+    filled up with end tokens, which have loss.
     """
     length: int = limited(128, at_least=1)
     """Tokens in a row; a new model reads up to twice as many, and at least 512."""
-    documents: str = limited("joined", one_of=("joined", "separate"))
-    """Packed rows cross document boundaries: joined (tokens attend to the whole row) or separate
-    (to their own document only).
-    """
     row_start: bool = False
     """Begin every row with the tokenizer's start token (a new one if it has none), which is given:
     never masked and without loss. The tokenizer remembers it, for prompts and held-out rows; not
@@ -115,8 +100,6 @@ class DataSettings(Checked):
     """Read, tokenize and pack while training instead of before it: for corpora larger than
     memory.
     """
-    shuffle_rows: int = limited(1024, at_least=1)
-    """Rows of a stream that are shuffled together; 1 keeps their order."""
     workers: int = limited(0, at_least=0, at_most=1, free=True)
     """Processes that read a stream ahead: 0 or 1."""
 
@@ -127,24 +110,12 @@ class ObjectiveSettings(Checked):
 
     objective: str = limited("diffusion", one_of=("diffusion", "block_diffusion", "autoregressive"))
     """diffusion; block_diffusion: attention in blocks, each denoised behind the clean ones before
-    it (BD3-LM); or autoregressive: the causal twin, saved as a plain Hugging Face model."""
+    it; or autoregressive: the causal twin, saved as a plain Hugging Face model."""
     block_length: int | None = limited(None, at_least=1)
     """With block_diffusion: tokens of a block."""
-    t_per: str = limited("row", one_of=("row", "block"))
-    """With block_diffusion: a diffusion time is drawn for each row (dLLM) or each block
-    (BD3-LM).
-    """
-    clean_attention: str = limited("block", one_of=("block", "causal"))
-    """With block_diffusion: finished blocks attend from both sides inside the block, or causal,
-    from left to right.
-    """
     causal_start: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps spent as a causal language model first; small budgets go much further
     with 0.4.
-    """
-    window: int | None = limited(None, at_least=1)
-    """Width of local attention: each token sees this many neighbours on either side; all tokens
-    when left out.
     """
     time_sampler: str = limited("low_discrepancy", one_of=("iid", "low_discrepancy"))
     """How diffusion times are drawn: iid (independent for each row, as in the papers) or
@@ -163,7 +134,9 @@ class ObjectiveSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Checked):
-    """The optimizer: AdamW with linear warm-up and cosine decay."""
+    """The optimizer: AdamW (β 0.9 and 0.95, gradients clipped at norm 1) with linear warm-up and
+    cosine decay.
+    """
 
     batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""
@@ -181,14 +154,8 @@ class OptimizerSettings(Checked):
     """Final learning rate of the cosine schedule, as a fraction of the peak."""
     warmup: float = limited(0.01, at_least=0, at_most=1)
     """Fraction of the steps for linear warm-up, from 0: the first step changes nothing."""
-    beta1: float = limited(0.9, at_least=0, below=1)
-    """AdamW's first moment decay."""
-    beta2: float = limited(0.95, at_least=0, below=1)
-    """AdamW's second moment decay."""
     weight_decay: float = limited(0.1, at_least=0)
     """AdamW's weight decay, on everything but norms, biases and sinks."""
-    clip: float = limited(1.0, at_least=0)
-    """Gradient clipping: the largest norm."""
     seed: int = 0
     """Seed of initial weights, data order and noise."""
 
@@ -207,24 +174,16 @@ class EngineSettings(Checked):
     """torch.compile the decoder: about a quarter faster, a slow first step."""
     gradient_checkpointing: bool = limited(False, free=True)
     """Keep no activations inside layers: less memory, about a third more time."""
-    head_chunk: int = limited(4096, at_least=1, free=True)
-    """Masked positions whose logits are held in memory at a time."""
-    threads: int | None = limited(None, at_least=1, free=True)
-    """CPU threads; None leaves PyTorch's choice."""
     log_every: int = limited(20, at_least=1, free=True)
     """Steps between two rows of the history (loss, learning rate, gradient norm)."""
     eval_every: int = limited(200, at_least=1, free=True)
     """Steps between two measurements of the held-out loss."""
     save_every: int = limited(200, at_least=1, free=True)
     """Steps between two checkpoints."""
-    keep: int = limited(2, at_least=1, free=True)
-    """How many of the newest checkpoints are kept."""
     monitor_every: int = limited(0, at_least=0)
     """Steps between two measurements of the sink monitor, on fixed held-out text; 0 turns it
     off.
     """
-    monitor_rows: int = limited(8, at_least=1)
-    """Rows of held-out text that the sink monitor measures."""
     log_to: str = limited("auto", free=True)
     """Trackers of the Trainer besides the run folder: auto (tensorboard, if installed), none, or
     names such as tensorboard, wandb, trackio, separated by commas.
@@ -290,8 +249,6 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
         )
     if settings.pairs in ("published", "corrected") and chosen != own:
         fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
-    elif settings.init_from and fields.get("gate"):
-        fields["gate_bias"] = 4.0
     fields["out"] = f"runs/{name}"
     if chosen != own:
         fields["out"] += f"-{chosen}"

@@ -19,7 +19,7 @@ from sinklab.lab.data import (
     StreamedRows,
     begin_rows,
     fingerprint,
-    pack_with_documents,
+    pack,
     pair_rows,
     read_corpus,
     read_pairs,
@@ -140,23 +140,15 @@ def _rows(
 ) -> Rows:
     if not isinstance(documents, Pairs):
         say("packing the text into rows")
-        ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
+        ids_RS = pack(documents, tokenizer, settings.length)
         columns: dict[str, Any] = {}
-        if settings.documents == "separate":
-            columns["documents_RS"] = documents_RS
         start = len(row_start(tokenizer))
         if start:
             # a start token is given: noise and loss spare it
             maskable_S = torch.arange(settings.length) >= start
             columns["maskable_RS"] = maskable_S.expand(ids_RS.shape)
         return Rows(ids_RS, **columns)
-    rows, counts = pair_rows(
-        documents,
-        tokenizer,
-        settings.length,
-        style=settings.pairs,
-        answer_length=settings.answer_length,
-    )
+    rows, counts = pair_rows(documents, tokenizer, settings.length, style=settings.pairs)
     kept = f"{counts.lines} questions in rows"
     if counts.dropped:
         kept += f", {counts.dropped} too long for {settings.length} tokens and left out"
@@ -188,8 +180,6 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
         text_field=settings.text_field,
         only=settings.only,
         seed=settings.seed,
-        shuffle_rows=settings.shuffle_rows,
-        documents=settings.documents,
     )
     if settings.heldout is not None:
         heldout = _heldout(settings, tokenizer)

@@ -32,18 +32,21 @@ from sinklab.lab.training.checkpoints import (
 )
 from sinklab.lab.training.recorders import Recorder
 
+HEAD_CHUNK = 4096
+"""Masked positions whose logits are held in memory at a time."""
+NEVER = 2**62
+"""A step that no run reaches."""
 # purpose of a draw: neighbouring places of different kinds must not share a generator
 _TIME, _MASK, _STEP_TIMES = range(3)
 
 
-def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str, blocks: int = 1) -> Tensor:
-    """Diffusion times (B, blocks) of each row of the run.
+def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str) -> Tensor:
+    """Diffusion times (B, 1) of each row of the run.
 
     Args:
         seed: of the run.
         rows_B: ordinals of the rows; row n belongs to step n // batch.
         batch: rows of an optimizer step, over all ranks.
-        blocks: times of a row.
         sampler: ``iid`` draws from (seed, row) alone; ``low_discrepancy`` spreads the rows of a
             step evenly, drawing from (seed, step) and the row's place in its step.
 
@@ -52,16 +55,13 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: str, blocks: int =
     """
     if sampler == "iid":
         drawn = [
-            sample_times(blocks, generator=place_generator(seed, _TIME, row))
-            for row in rows_B.tolist()
+            sample_times(1, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()
         ]
         return torch.stack(drawn)
     steps: dict[int, Tensor] = {}
     for step in {row // batch for row in rows_B.tolist()}:
         generator = place_generator(seed, _STEP_TIMES, step)
-        steps[step] = sample_times(batch * blocks, sampler=sampler, generator=generator).view(
-            batch, blocks
-        )
+        steps[step] = sample_times(batch, sampler=sampler, generator=generator)[:, None]
     return torch.stack([steps[row // batch][row % batch] for row in rows_B.tolist()])
 
 
@@ -74,14 +74,6 @@ def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
         for row in rows_B.tolist()
     ]
     return torch.stack(drawn) < t_BS
-
-
-def neighbours(window: int | None, length: int) -> Tensor | None:
-    """Bool (S, S): keys at most ``window`` positions away; None if there is no window."""
-    if window is None:
-        return None
-    place_S = torch.arange(length)
-    return (place_S[:, None] - place_S).abs() <= window
 
 
 @dataclass(frozen=True)
@@ -97,8 +89,6 @@ class NoisyCollator:
     batch: int
     sampler: str
     clean_steps: int = 0
-    block_length: int | None = None
-    """Tokens that share a diffusion time; None for the row."""
 
     def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""
@@ -106,34 +96,12 @@ class NoisyCollator:
         rows_B = batch["row"]
         if int(rows_B[0]) // self.batch < self.clean_steps:
             return batch
-        length = batch["input_ids"].shape[1]
-        shared = self.block_length or length
-        t_BN = row_times(self.seed, rows_B, self.batch, self.sampler, math.ceil(length / shared))
-        t_BS = t_BN.repeat_interleave(shared, 1)[:, :length]
+        t_B1 = row_times(self.seed, rows_B, self.batch, self.sampler)
+        t_BS = t_B1.expand(batch["input_ids"].shape)
         masked_BS = row_masks(self.seed, rows_B, t_BS)
         if "maskable" in batch:
             masked_BS &= batch["maskable"]
         return batch | {"t": t_BS, "masked": masked_BS}
-
-
-@dataclass(frozen=True)
-class Phases:
-    """Objective of each step: causal first, then diffusion."""
-
-    causal_steps: int
-    autoregressive: bool = False
-    """Whether every step is causal."""
-    window: int | None = None
-    """Neighbours in sight on either side, in every step; None for no such limit."""
-
-    @property
-    def last(self) -> int:
-        """A step of the last phase, the one whose objective is evaluated."""
-        return self.causal_steps
-
-    def is_causal(self, step: int) -> bool:
-        """Whether this step trains a causal language model."""
-        return self.autoregressive or step < self.causal_steps
 
 
 def maskable(batch: Mapping[str, Tensor]) -> Tensor:
@@ -144,30 +112,10 @@ def maskable(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
-    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document if
-    documents are apart.
-    """
+    """Bool (B, S): tokens that have a predecessor to be predicted from."""
     asked_BS = maskable(batch).clone()
     asked_BS[:, 0] = False
-    if "documents" in batch:
-        asked_BS[:, 1:] &= batch["documents"][:, 1:] == batch["documents"][:, :-1]
     return asked_BS
-
-
-def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of the model for blocked keys: padding, other documents, keys beyond a
-    window.
-    """
-    found: dict[str, Tensor] = {}
-    if visible_SS is not None:
-        found["visible"] = visible_SS.to(batch["input_ids"].device)
-    if "documents" in batch:
-        documents_BS = batch["documents"]
-        own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
-        found["visible"] = own_BSS & found.get("visible", own_BSS)
-    if "attention_mask" in batch:
-        found["attention_mask"] = batch["attention_mask"]
-    return found
 
 
 def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
@@ -182,13 +130,13 @@ def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
 class Objective:
     """Loss that the model is trained on, and how its head is run."""
 
-    phases: Phases
+    causal_steps: int
+    """Steps before this one train a causal language model; `NEVER` for every step."""
     mask_id: int
     shifted: bool
     """The model moves its outputs by one itself (``logit_shift``)."""
     batch: int
     """Rows of an optimizer step, over all processes."""
-    head_chunk: int = 4096
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
 
@@ -198,7 +146,7 @@ class Objective:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its
         loss.
         """
-        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk}
+        return self.targets(batch, step, tokens) | {"head_chunk": HEAD_CHUNK}
 
     def targets(
         self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
@@ -210,8 +158,10 @@ class Objective:
         over the masks.
         """
         ids_BS = batch["input_ids"]
-        call: dict[str, Any] = sight(batch, neighbours(self.phases.window, ids_BS.shape[1]))
-        if self.phases.is_causal(step):
+        call: dict[str, Any] = {}
+        if "attention_mask" in batch:
+            call["attention_mask"] = batch["attention_mask"]
+        if step < self.causal_steps:
             labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
             if not self.shifted:
                 labels_BS = F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)
@@ -228,7 +178,7 @@ class Objective:
 
     def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
         """Bool (B, S): tokens that count in the mean of the loss."""
-        if self.phases.is_causal(step):
+        if step < self.causal_steps:
             return asked_causally(batch)
         return maskable(batch)
 
@@ -256,7 +206,6 @@ class DiffusionTrainer(Trainer):
         objective: Objective,
         heldout: Rows,
         together: int,
-        keep: int = 2,
         **kwargs: Any,
     ) -> None:
         kwargs["eval_dataset"] = heldout
@@ -264,7 +213,6 @@ class DiffusionTrainer(Trainer):
         self.objective: Objective = objective
         self.heldout = heldout
         self.together = together
-        self.keep = keep
         self.cursor: list[int] | None = None
         """Cursor of a stream after the last row that was consumed."""
         self._evaluated: tuple[int, dict[str, Any]] | None = None
@@ -363,7 +311,7 @@ class DiffusionTrainer(Trainer):
             own = max(0, min(self.together, count - first))
             sums_R[first : first + own] = sums_B[:own]
         sums_R = self.accelerator.reduce(sums_R.to(device), reduction="sum").cpu()
-        tokens_R = self.objective.counted(self._measured, self.objective.phases.last).sum(dim=1)
+        tokens_R = self.objective.counted(self._measured, NEVER - 1).sum(dim=1)
         return {
             "loss": (sums_R.sum() / tokens_R.sum()).item(),
             "losses": sums_R / tokens_R,
@@ -372,7 +320,7 @@ class DiffusionTrainer(Trainer):
 
     def _sums(self, batch: dict[str, Tensor]) -> Tensor:
         """Weighted cross-entropy of each row (B,)."""
-        call = self.objective.targets(batch, self.objective.phases.last, 1.0)
+        call = self.objective.targets(batch, NEVER - 1, 1.0)
         labels_BS = call.pop("labels")
         weights_BS = call.pop("label_weights")
         asked_BS = labels_BS != IGNORE_INDEX
@@ -429,7 +377,7 @@ class DiffusionTrainer(Trainer):
             if first:
                 self._save_besides(folder)
         if first:
-            prune(root, self.keep)
+            prune(root)
 
     def _save_besides(self, folder: Path) -> None:
         """Write into a checkpoint the place in the stream, and the tables of the recorders."""
