@@ -133,7 +133,7 @@ def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
         == "kv"
     )
     tiny_llama().model.save_pretrained(tmp_path / "causal")
-    refused("for a DiffusionLM, no llama", load, tmp_path / "causal", sink=file)
+    refused("this one is a llama", load, tmp_path / "causal", sink=file)
 
 
 def test_what_is_no_sink_file_is_refused(tmp_path):

@@ -64,9 +64,8 @@ def test_too_little_memory_names_the_settings_that_save_some(settings, monkeypat
 
     monkeypatch.setattr(trainer.DiffusionTrainer, place, full)
     message = (
-        r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on "
-        r"--gradient-checkpointing "
-        r"\(off now\), or lower --head-chunk \(now 4096\), and continue with --resume: CUDA out "
+        r"lower --micro-batch \(now 2; it changes no result\), or turn on "
+        r"--gradient-checkpointing \(off now\), and continue with --resume: CUDA out "
         r"of memory. .* GiB.$"
     )
     refused(message, train, replace(settings, micro_batch=2))
