@@ -32,14 +32,12 @@ MARK: Any = tyro.conf
 REQUIRED: Any = tyro.MISSING
 """Default of a field that has to be given."""
 RARE = """
-allow_pickle answer_length backbone batch beta1 beta2 cfg_scale change clean_attention clip
-control device_map documents draws estimator eval_every every full_forward gate_bias
-gradient_checkpointing head_chunk heldout_rows init keep kv_heads likelihood_batch
-likelihood_cfg_scale log_every log_to logit_shift lora_rank maps mask_token micro_batch min_lr
-mlp_size monitor_rows noise num_fewshot only only_steps pairs published record_sinks render
-revision row_start save_every shard shuffle_rows sink_rule sink_side stop_at_eos stop_ids
-streaming suppress_ids t_per text_field text_only threads tie_embeddings time_sampler top_k top_p
-vocab_size warmup weight_decay window workers
+allow_pickle backbone batch cfg_scale change control device_map draws estimator eval_every every
+full_forward gradient_checkpointing heldout_rows init kv_heads likelihood_batch
+likelihood_cfg_scale log_every log_to logit_shift lora_rank maps micro_batch min_lr mlp_size
+noise num_fewshot only only_steps pairs published record_sinks render revision row_start
+save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids text_field
+text_only tie_embeddings time_sampler top_k top_p vocab_size warmup weight_decay workers
 """
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = "allow_pickle log_to out render resume run_code score_only shard"
