@@ -223,7 +223,7 @@ def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Ite
             f"{source!r}"
         )
     fault = (
-        f"{source} needs the package datasets, which is not installed; pip install 'sinklab[data]'"
+        f"{source} needs the package datasets, which is not installed; pip install 'sinklab[train]'"
     )
     with refused(fault, ImportError):
         import datasets
