@@ -55,8 +55,6 @@ class AdapterFile:
     """0 for a sink alone."""
     objective: str
     """Objective of the training: diffusion, block_diffusion or autoregressive."""
-    mask_token: str = "auto"
-    """Choice of [MASK], as of :func:`sinklab.lab.checkpoints.from_causal`."""
     mask_token_id: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of `DiffusionLMConfig`: shift, form of attention, sink."""

@@ -449,7 +449,7 @@ def load_adapters(
     if facts.objective == "autoregressive":
         loaded = load(base, **place)
     elif plan.settings is None:
-        loaded = from_causal(base, mask_token=facts.mask_token, **place, **facts.settings)
+        loaded = from_causal(base, **place, **facts.settings)
     else:
         loaded = load(base, **place, **facts.settings)
     model: Any = loaded.model
