@@ -101,7 +101,7 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_other(settings, monkeypatch
     monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
     message = (
         r"it is full: checkpoint 4 in .* \(.*\). The newest whole one is .*checkpoint-2: "
-        r"free some space, or lower"
+        r"free some space, and continue"
     )
     refused(message, train, settings)
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["checkpoint-2"]

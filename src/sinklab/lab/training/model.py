@@ -341,7 +341,8 @@ def _add_adapters(model: Any, rank: int) -> None:
             "this model has adapters already; merge them first, with merge_lora(model)"
         )
     with refused(
-        "train_only='lora' needs peft, which is not installed; pip install 'sinklab[train]'", ImportError
+        "train_only='lora' needs peft, which is not installed; pip install 'sinklab[train]'",
+        ImportError,
     ):
         from peft import LoraConfig, inject_adapter_in_model
     inject_adapter_in_model(
