@@ -96,7 +96,7 @@ def test_datasets_that_cannot_be_used_are_refused_by_name(hub):
 
 def test_without_datasets_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused(r"pip install 'sinklab\[data\]'", next, corpus_documents("hub:some/thing"))
+    refused(r"pip install 'sinklab\[train\]'", next, corpus_documents("hub:some/thing"))
 
 
 def test_a_fingerprint_is_that_of_the_files_and_not_of_their_place(tmp_path):

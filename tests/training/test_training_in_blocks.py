@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from torch.testing import assert_close
 
@@ -14,7 +13,6 @@ import sinklab
 from refusals import refused
 from sinklab.lab.data.noise import corrupt, masked_token_loss
 from sinklab.lab.training import train
-from sinklab.lab.training.trainer import NoisyCollator
 from tiny_diffusion import tiny_model
 from tiny_training import repeated_text, tiny_settings
 
@@ -22,22 +20,6 @@ from tiny_training import repeated_text, tiny_settings
 def rows(count=8, length=16):
     ids_RS = torch.randint(3, 200, (count, length), generator=torch.Generator().manual_seed(1))
     return [{"input_ids": ids_S, "row": torch.tensor(row)} for row, ids_S in enumerate(ids_RS)]
-
-
-@pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
-def test_a_time_is_drawn_for_each_block(sampler):
-    batch = NoisyCollator(0, 8, sampler, block_length=5)(rows())
-    t_BS = batch["t"]
-    assert t_BS.shape == (8, 16)
-    assert all(
-        len(row_S[start : start + 5].unique()) == 1 for row_S in t_BS for start in range(0, 16, 5)
-    )
-    assert len(t_BS[:, ::5].unique()) == 8 * 4
-    # a row has its own noise, whoever rides along
-    alone = NoisyCollator(0, 8, sampler, block_length=5)(rows()[3:4])
-    assert torch.equal(alone["t"], t_BS[3:4]) and torch.equal(alone["masked"], batch["masked"][3:4])
-    by_row = NoisyCollator(0, 8, sampler)(rows())["t"]
-    assert all(len(row_S.unique()) == 1 for row_S in by_row)
 
 
 def test_the_loss_weighs_each_token_by_the_time_of_its_block():

@@ -179,7 +179,7 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
         ({"corpus": "nowhere"}, "nowhere does not exist"),
         (
             {"objective": "autoregressive", "gate": "elementwise"},
-            "trains a plain decoder, without sink, gate .* leave out gate",
+            "trains a plain decoder, without sink or gate .* leave out gate",
         ),
         (
             {"objective": "autoregressive", "causal_start": 0.2},
