@@ -62,9 +62,9 @@ def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
     (study,) = as_studies(run)
     mobility, strong = [], []
     for sample in map(study.sample, study.recorded):
-        found = sample.strongest
-        if loaded.family == "diffusion":
-            found = strongest(sample.seen.main_TLH, sample.seen.share_TLH, added=sample.added)
+        arrays = sample.derived()
+        windows = None if loaded.family == "diffusion" else sample.array("window_received")
+        found = strongest(arrays["main"], arrays["share"], added=sample.added, windows_WLHK=windows)
         mobility.append(found.mobility_strong)
         strong.append(found.strong_share)
     median = median_over(mobility)

@@ -199,10 +199,20 @@ def tokens(
     }
 
 
+def received_of(sample: Any) -> np.ndarray:
+    """(step, layer, head, key) received attention, scaled as if all positions had run."""
+    return np.concatenate([one.received for one in sample.scored()], axis=1)
+
+
+def events_of(sample: Any) -> np.ndarray:
+    """(step, layer, key) number of heads that have a sink at the key."""
+    return np.concatenate([one.flags(sample.rule).sum(2) for one in sample.scored()], axis=1)
+
+
 def whole_of(sample: Any) -> tuple[np.ndarray, np.ndarray]:
     """(step, layer, head, key) mean weights of a sample, and which keys are sinks: the slow way,
     from whole arrays.
     """
-    received, visible = sample.received_TLHK, sample.visible_TK[:, None, None]
+    received, visible = received_of(sample), sample.visible_TK[:, None, None]
     exists = sample.exists_TK[:, None, None]
     return received / np.where(exists, visible, np.nan), find_sinks(received, sample.rule, visible)

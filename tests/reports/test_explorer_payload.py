@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from noted import noted_again
 from numpy.testing import assert_allclose, assert_array_equal
-from simulated import REMOVALS, Simulation, simulate
+from simulated import REMOVALS, Simulation, received_of, simulate
 
 from refusals import refused
 from sinklab.core.registry import interventions
@@ -112,14 +112,14 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
     assert f"; norms within {100 * max(errors):.1f} %." in content["shown"]
     for shown, sample in zip(content["samples"], study.samples, strict=True):
         arrays, scale = shown["arrays"], scale_of(shown)
-        received = sample.received_TLHK
+        received = received_of(sample)
         heads = decode(scale, codes(arrays["heads"], (3, 4, 12, 25))).transpose(2, 0, 1, 3)
         assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
         mean = decode(scale, codes(arrays["mean"], (4, 12, 25))).transpose(1, 0, 2)
         assert_allclose(mean[:, 0], received.mean((1, 2)), rtol=scale.error * 1.01, atol=2.0**LOW)
         assert_allclose(mean[:, 1:], received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
         main = codes(arrays["main"], (3, 4, 12)).astype(int).transpose(2, 0, 1) - 1
-        assert_array_equal(main, sample.main_TLH)
+        assert_array_equal(main, sample.facts["main"])
         norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
         decoded = decode(norm_scale, norms).transpose(1, 0, 2)
         assert_allclose(decoded, sample.value_norm_TLK, rtol=norm_scale.error * 1.01)
@@ -148,7 +148,7 @@ def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
     size = Simulation(family="autoregressive", steps=10)
     study = as_studies(simulate(tmp_path / "run", size))[0]
     shown, sample = arrays_of(study)["samples"][0], study.samples[0]
-    mean = codes(shown["arrays"]["mean"], (4, 10, sample.received_TLHK.shape[-1]))
+    mean = codes(shown["arrays"]["mean"], (4, 10, received_of(sample).shape[-1]))
     assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
     assert (
         codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0
@@ -160,7 +160,7 @@ def test_within_a_small_budget_the_greatest_keys_of_every_head_remain(tmp_path):
     study = as_studies(
         simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80, added=1))
     )[0]
-    content, received = arrays_of(study, budget=16_000), study.samples[0].received_TLHK
+    content, received = arrays_of(study, budget=16_000), received_of(study.samples[0])
     shown = content["samples"][0]
     ranks, arrays = shown["ranks"], shown["arrays"]
     assert "heads" not in arrays and 1 < ranks < 16
@@ -231,7 +231,7 @@ def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
         and "one recorded step in 3" in content["shown"]
     )
     main = codes(shown["arrays"]["main"], (3, 4, 4)).astype(int).transpose(2, 0, 1) - 1
-    assert_array_equal(main, sample.main_TLH[::3])
+    assert_array_equal(main, sample.facts["main"][::3])
 
 
 def test_norms_that_take_too_much_room_are_stored_more_coarsely():

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from refusals import refused
 from sinklab import open_run
 from sinklab.core.sinks import DEFAULT, find_sinks
+from sinklab.lab.analysis.facts import HEADS
 from sinklab.lab.records.storage import file_hash
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.sentences import told
@@ -41,14 +42,15 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     # of the last step, the keys that at least max(8, S / 3) queries see
     defined = int(length - max(8, np.ceil(length / 3)) + 1)
     best_LHK = weight_TLHK[-1, ..., :defined]
-    assert (sample.strongest.key_TLH[-1] == best_LHK.argmax(-1)).all()
-    np.testing.assert_allclose(sample.strongest.weight_TLH[-1], best_LHK.max(-1), rtol=1e-3)
+    assert (sample.facts["main"][-1] == best_LHK.argmax(-1)).all()
+    np.testing.assert_allclose(sample.derived()["share"][-1], best_LHK.max(-1), rtol=1e-3)
     assert sample.exists_TK[-1].sum() == defined
     assert not find_sinks(received, DEFAULT, visible[:, None, None])[-1, ..., defined:].any()
     motions = shown.measured.motions
-    np.testing.assert_array_equal(motions["mobility"], sample.strongest.mobility_LH.ravel())
+    mobility_LH = sample.facts["heads"][HEADS.index("stable_mobility")]
+    np.testing.assert_array_equal(motions["mobility"], mobility_LH.ravel())
     assert {"so_far_mobility", "last_row_mobility", "weight", "strong", "first"} <= {*motions}
-    assert run.mobility().to_numpy() == pytest.approx(sample.strongest.mobility_LH, nan_ok=True)
+    assert run.mobility().to_numpy() == pytest.approx(mobility_LH, nan_ok=True)
     assert "max(8, S/3)" in told("reading", shown)[0]
     assert "last query of the step before" in told("chosen", shown)[0]
     assert 0 <= shown.chosen_keys.share <= 1
@@ -78,5 +80,9 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("fragment", IMPOSSIBLE)
 def test_numbers_that_no_attention_has_are_refused_by_file_and_array(fragment, folder, tmp_path):
     path = changed(folder, tmp_path / "run", IMPOSSIBLE[fragment])
-    for read in (lambda: as_studies(open_run(path))[0].measured, lambda: open_run(path).mobility()):
+    rule = "excess:epsilon=5"
+    for read in (
+        lambda: as_studies(open_run(path), rule=rule)[0].measured,
+        lambda: open_run(path).mobility(rule),
+    ):
         refused(rf"attention-0000\.safetensors.*{fragment}", read)

@@ -4,6 +4,7 @@ import weakref
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from simulated import events_of, received_of
 
 from refusals import refused, refusing
 from sinklab.core.sinks import Excess
@@ -36,14 +37,16 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     steps = STEPS - 2
     assert (
         sample.step_numbers_T.tolist() == list(range(steps))
-        and sample.received_TLHK.dtype == np.float32
+        and received_of(sample).dtype == np.float32
     )
-    assert sample.received_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
-    assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
+    assert received_of(sample).shape == (steps, LAYERS, HEADS, 1 + TEXT)
+    assert_allclose(sample.facts["share_TK"][:, 0], 0.5, rtol=1e-3)
     # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the
     # main one.
-    assert sample.seen.sinks_TLH.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
-    assert sample.events_TK[3].nonzero()[0].tolist() == [0, 1 + PROMPT + 3]
+    assert (
+        sample.facts["sinks"].sum() == 2 * steps * LAYERS * HEADS and not sample.facts["main"].any()
+    )
+    assert sample.facts["events_TK"][3].nonzero()[0].tolist() == [0, 1 + PROMPT + 3]
     assert sample.states_TS.dtype == np.int8
     assert sample.states_TS[2].tolist() == [2] * PROMPT + [1] * 2 + [0] * (TEXT - PROMPT - 2)
     ages = ["prompt"] * PROMPT + ["committed", "just committed"] + ["masked"] * (TEXT - PROMPT - 2)
@@ -61,8 +64,8 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
-    assert np.isnan(sample.share_by_state_TGLH[0, 1]).all()
-    assert sample.share_by_state_TGLH[4, 0, 0, 0] == 0.25
+    assert np.isnan(sample.array("share_by_state")[0, 1]).all()
+    assert sample.array("share_by_state")[4, 0, 0, 0] == 0.25
     assert (
         np.isnan(sample.array("row_entropy")[0, 1]).all()
         and sample.array("row_entropy")[0, 0, 0, 0] == 2.5
@@ -73,9 +76,9 @@ def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
     whole, part = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
     raw = part.run.array("attention", "received", part=0)
     assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
-    assert_allclose(part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3)
+    assert_allclose(received_of(part.samples[0]), received_of(whole.samples[0]), rtol=2e-3)
     assert_allclose(part.samples[0].visible_TK, TEXT)
-    assert_array_equal(part.samples[0].events_TK, whole.samples[0].events_TK)
+    assert_array_equal(part.samples[0].facts["events_TK"], whole.samples[0].facts["events_TK"])
 
 
 def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
@@ -85,10 +88,12 @@ def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
         range(PROMPT, PROMPT + STEPS)
     )
     here = sample.positions_T[3]
-    assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
+    assert_allclose(received_of(sample)[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
     assert_allclose(sample.visible_TK[3, : int(here)], here)
-    assert not sample.main_TLH.any()
-    assert (sample.events_TK[:, 0] == LAYERS * HEADS).all() and not sample.events_TK[:, 1:].any()
+    assert not sample.facts["main"].any()
+    assert (sample.facts["events_TK"][:, 0] == LAYERS * HEADS).all() and not sample.facts[
+        "events_TK"
+    ][:, 1:].any()
     # The token written at the step before is the youngest; before the first step there is only the
     # prompt.
     assert sample.ages_TS[2, PROMPT : PROMPT + 3].tolist() == ["committed", "just committed", None]
@@ -104,7 +109,7 @@ def test_samples_are_read_one_by_one_and_let_go(make_study):
     study = one(make_study(added=1))
     seen = []
     for sample in study.samples:
-        assert sample.received_TLHK.size
+        assert received_of(sample).size
         seen.append(weakref.ref(sample))
     assert len(study.samples) == len(seen) == SAMPLES
     del sample
@@ -223,7 +228,7 @@ def test_keys_that_nobody_sees_hold_nothing(make_study):
         and sample.labels_TK[2, 5] is None
         and sample.classes_TK[2, 5] is None
     )
-    assert np.isnan(sample.mean_share_TK[2:, 5]).all() and not sample.exists_TK[2:, 5].any()
+    assert np.isnan(sample.facts["share_TK"][2:, 5]).all() and not sample.exists_TK[2:, 5].any()
 
 
 def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
@@ -277,7 +282,7 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     facts = study.over("layer").iloc[0]
     sums = {}
     for sample in study.samples:
-        norm_TS, sinks_TS = sample.value_norm_TLK[:, 0], sample.seen.events_TLK[:, 0] == HEADS
+        norm_TS, sinks_TS = sample.value_norm_TLK[:, 0], events_of(sample)[:, 0] == HEADS
         for step, position in np.ndindex(norm_TS.shape):
             key = int(sample.states_TS[step, position]), bool(sinks_TS[step, position])
             sums.setdefault(key, []).append(norm_TS[step, position])
@@ -369,7 +374,7 @@ def test_what_a_run_did_not_record_is_none(make_study):
     )
     assert study.samples[0].has_tokens and study.samples[0].states_TS.shape == (STEPS, TEXT)
     with pytest.raises(NotRecorded, match=r"attention: .* of sample 0"):
-        _ = study.samples[0].received_TLHK
+        _ = received_of(study.samples[0])
     thin = one(
         make_study(
             "thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")
@@ -536,7 +541,7 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(
     study = as_studies(run, rule=rule)[0]
     assert sum(facts.events for facts in layers_of(study)) == events * EVENTS
     assert_allclose(study.measured.threshold, threshold)
-    assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
+    assert study.measured.events_NS.sum() == events * EVENTS and len(study.measured.rules) == 7
     page = report(run, tmp_path, rule=rule, tables=()).read_text("utf-8")
     assert study.rule_words in page and study.rule_words in (
         "excess (epsilon = 8, scale = sum)",

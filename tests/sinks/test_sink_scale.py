@@ -47,15 +47,14 @@ def test_keys_seen_by_fewer_queries_keep_their_proportion():
 
 @pytest.mark.ring("lab")
 def test_without_counts_all_keys_or_all_positions_are_queries():
-    from sinklab.lab.analysis.counts import slabs
+    from sinklab.lab.analysis.counts import scored
 
     received = np.array([[1.0, 1.0, np.nan], [3.0, 0.0, 0.0]], dtype=np.float32)
-    (slab,) = slabs(received)
-    assert_array_equal(slab.received[0, 0], received)
-    assert slab.visible.ravel().tolist() == [2.0, 3.0]
+    one = scored(received)
+    assert_array_equal(one.received, received)
+    assert one.seen_by.ravel().tolist() == [2.0, 3.0]
     # Two added sink columns: four keys, two positions.
-    (slab,) = slabs(np.ones((1, 4)), None, np.array([2]))
-    assert slab.visible.ravel().tolist() == [2.0]
+    assert scored(np.ones((1, 4)), None, np.array([2])).seen_by.ravel().tolist() == [2.0]
 
 
 def test_nothing_is_copied_when_nothing_is_scaled():
@@ -124,12 +123,3 @@ def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
     assert isinstance(found, torch.Tensor) and found.tolist() == [2, -1, 0, 1]
     assert main_sink(np.array([[[0.0, np.nan, 5.0], [1.0, 2.0, 3.0]]])).tolist() == [[2, 2]]
     refused("at least one key", main_sink, np.ones((3, 0)))
-
-
-@pytest.mark.ring("lab")
-def test_every_number_of_half_precision_is_widened_as_numpy_converts_it():
-    from sinklab.lab.analysis.counts import widened
-
-    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(256, 256)
-    for array in (halves, halves[:, ::3], halves.T):
-        assert_array_equal(widened(array), array.astype(np.float32))

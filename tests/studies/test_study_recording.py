@@ -12,6 +12,7 @@ from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import trace
+from sinklab.core.registry import rules
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report
@@ -19,6 +20,7 @@ from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_diffusion import MASK, tiny_loaded, tiny_tokenizer
+from tiny_llama import tiny_llama
 
 QUICK = StudySettings(
     prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",)
@@ -326,8 +328,9 @@ def test_a_report_reads_what_masked_queries_give(bare):
         DEFAULT,
         run.array("attention", "visible", part=0)[there_T][:, None, None],
     )
-    assert sinks.any() and np.array_equal(sample.seen.events_TLK[there_T], sinks.sum(2))
-    assert not sample.seen.events_TLK[~there_T].any() and (sample.main_TLH[~there_T] == -1).all()
+    events_TK = sample.facts["events_TK"]
+    assert sinks.any() and np.array_equal(events_TK[there_T], sinks.sum((1, 2)))
+    assert not events_TK[~there_T].any() and (sample.facts["main"][~there_T] == -1).all()
     facts = shown.over("layer")
     assert facts["mains"].tolist() == [4 * 5] * 2 and facts["events"].sum() == sinks.sum()
     assert facts["added_share"].tolist() == pytest.approx(
@@ -363,3 +366,30 @@ def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
         denoiser(torch.tensor([ids]), torch.tensor([ids]) == MASK)
     own_LHK = recording.received[0][0].numpy().astype(np.float16)
     assert np.array_equal(theirs["received"][0].astype(np.float16), own_LHK)
+
+
+@pytest.mark.parametrize("how", ["full", "cached", "causal"])
+def test_facts_of_a_recording_are_those_of_its_arrays_bit_for_bit(how):
+    loaded, settings = tiny_loaded(2), replace(QUICK, twin=False)
+    if how == "cached":
+        settings = replace(settings, cache="prefix", block_length=4)
+    if how == "causal":
+        loaded = tiny_llama()
+        settings = replace(settings, steps=None, block_length=StudySettings().block_length)
+    run = traced(loaded, "run", settings)
+    study = as_shown(run)[0]
+    for sample in study.samples:
+        written, derived = sample.facts, sample.derived()
+        assert len(written) > 40
+        for name in written:
+            np.testing.assert_array_equal(written[name], derived[name], err_msg=name)
+        table = run.table("facts", part=sample.index)
+        narrow = derived["share"].astype(np.float16).ravel()
+        np.testing.assert_array_equal(table["share"], narrow)
+        assert (table["position"] == table["key"] - sample.added).all()
+        at = table.iloc[-1]
+        assert at["token"] == sample.labels_TK[-1, at["key"]]
+        assert [at["layer"], at["head"]] == [study.layers[-1], study.heads[-1]]
+    for rule in rules:
+        anew = as_shown(run, rule=rule)[0].measured.by_layer
+        assert len(anew) == len(study.layers), rule

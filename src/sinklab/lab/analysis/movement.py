@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.sinks import DEFAULT, Rule
-from sinklab.lab.analysis.counts import Slab, one_pass, ratio, slabs
+from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
 from sinklab.lab.analysis.estimates import Estimate, median_over
 from sinklab.lab.analysis.strongest import chance_elsewhere
 
@@ -166,71 +166,51 @@ def motion(
     """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are
     samples.
 
-    visible, positions: see ``find_sinks``. added: number of added sink columns in front of the
-    keys. They take part (a head with an added sink as its main sink stands still) but have no place
+    visible, positions: see `scored`. added: number of added sink columns in front of the keys.
+    They take part (a head with an added sink as its main sink stands still) but have no place
     on the canvas, so no jump; for the text alone pass ``received[..., added:]`` with the
     visible counts of those keys. jump: moves over more than this many positions are jumps.
-    Time O(size); working memory a few (layer, head, key) slabs, whatever the number of steps.
     Raises ValueError for fewer than four axes or when shapes do not fit.
     """
     shape = np.shape(received)
     if len(shape) < 4:
         raise ValueError(f"motion needs (..., step, layer, head, key): got shape {shape}.")
-    counter = MotionCounter(shape, rule, added, jump)
-    one_pass(slabs(received, visible, positions), counter)
-    return counter.motion
-
-
-class MotionCounter:
-    """`motion`, slab by slab, in the order of the steps."""
-
-    def __init__(
-        self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4
-    ) -> None:
-        if not 0 <= added < max(shape[-1], 1):
-            raise ValueError(
-                f"added counts the added sink columns, fewer than the {shape[-1]} keys: got "
-                f"{added}."
-            )
-        self.rule = rule
-        self.added = added
-        self.jump = jump
-        lead, (steps, layers, heads) = shape[:-4], shape[-4:-1]
-        self.main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
-        self.counted = np.zeros(self.main.shape, dtype=bool)
-        self.share = np.zeros(self.main.shape, dtype=np.float32)
-
-    def add(self, slab: Slab) -> None:
-        """Find the main sinks of the next steps."""
-        index = slab.at
-        found = slab.found(self.rule)
-        exists_TLH = slab.main >= 0
-        if slab.queries is None:
-            visible = slab.at_main(np.broadcast_to(slab.visible, slab.received.shape))
-        else:
-            visible = slab.queries[..., 0]
-        seen_TLH = np.where(exists_TLH, visible, 1)
-        self.main[index] = slab.main
-        self.counted[index] = exists_TLH & slab.at_main(found.flags)
-        self.share[index] = np.where(exists_TLH, slab.at_main(slab.received) / seen_TLH, 0)
-
-    @property
-    def motion(self) -> Motion:
-        """The paths in numbers."""
-        place, here = np.moveaxis(self.main, -3, 0), np.moveaxis(self.counted, -3, 0)
-        drawn = np.moveaxis(self.share * self.counted, -3, 0)
-        pairs = here[1:] & here[:-1]
-        moved = pairs & (place[1:] != place[:-1])
-        text = here & (place >= self.added)
-        distance = np.abs(np.diff(place.astype(float), axis=0))
-        jumped = moved & text[1:] & text[:-1] & (distance > self.jump)
-        fields = dict(
-            steps=here.sum(0),
-            strength=drawn.sum(0) / np.maximum(here.sum(0), 1),
-            mobility=chance_elsewhere(place, here),
-            moves=moved.sum(0),
-            transitions=pairs.sum(0),
-            jumps=jumped.sum(0),
-            mean_jump=ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
+    if not 0 <= added < max(shape[-1], 1):
+        raise ValueError(
+            f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}."
         )
-        return Motion(self.main, self.counted, **fields, overall=summarised(fields))
+    one = scored(received, visible, positions)
+    main, counted = main_sink(one.score), one.flags(rule)
+    return followed(one, main, counted, added=added, jump=jump)
+
+
+def at_key(values: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The value (...) of (..., key) at one key of every head; at the first for a negative one."""
+    return np.take_along_axis(values, np.maximum(key, 0)[..., None], -1)[..., 0]
+
+
+def followed(
+    one: Scored, main: np.ndarray, sinks: np.ndarray, *, added: int = 0, jump: int = 4
+) -> Motion:
+    """The paths of the strongest keys (..., step, layer, head), in numbers."""
+    exists = main >= 0
+    counted = exists & at_key(sinks, main)
+    seen = np.where(exists, at_key(np.broadcast_to(one.seen_by, one.received.shape), main), 1)
+    share = np.where(exists, at_key(one.received, main) / seen, 0)
+    place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
+    drawn = np.moveaxis(share * counted, -3, 0)
+    pairs = here[1:] & here[:-1]
+    moved = pairs & (place[1:] != place[:-1])
+    text = here & (place >= added)
+    distance = np.abs(np.diff(place.astype(float), axis=0))
+    jumped = moved & text[1:] & text[:-1] & (distance > jump)
+    fields = dict(
+        steps=here.sum(0),
+        strength=drawn.sum(0) / np.maximum(here.sum(0), 1),
+        mobility=chance_elsewhere(place, here),
+        moves=moved.sum(0),
+        transitions=pairs.sum(0),
+        jumps=jumped.sum(0),
+        mean_jump=ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
+    )
+    return Motion(main, counted, **fields, overall=summarised(fields))

@@ -2,7 +2,7 @@
 losses: its own, or those of a masking curve beside it.
 """
 
-# T steps, H heads, K keys (added sinks first), N samples, R rows of held-out text, C cells of a
+# N samples, R rows of held-out text, C cells of a
 # curve
 from __future__ import annotations
 
@@ -28,53 +28,14 @@ from sinklab.lab.analysis.answers import (
 )
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.strongest import STRONG
-from sinklab.lab.analysis.tokens import tallied
 from sinklab.lab.records.info import SO_FAR, of_twin
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.samples import ADDED, Sample
+from sinklab.lab.reports.samples import FIRST, OTHER
 from sinklab.lab.reports.words import quoted, words_of
 
-FIRST = "first token"
-"""names the text position 0, whatever its token"""
-OTHER = "other token"
 MOST_HOLDERS = 4
 ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal_mass"}
 """arm of a curve -> its name in the table ``heldout`` of a trace"""
-
-
-def seen_of(sample: Sample) -> dict[str, Any]:
-    """Facts about the strongest keys of one sample, by name as in `Existence`; ``holders``: how
-    often each token is one.
-    """
-    seen, weight_LH = sample.seen, sample.strongest.weight_LH
-    known_LH = weight_LH[~np.isnan(weight_LH)]
-    ruled_TLH = seen.sinks_TLH[seen.main_TLH >= 0] > 0
-    return {
-        "strongest": float(known_LH.mean()) if len(known_LH) else np.nan,
-        "strong": float((known_LH > STRONG).mean()) if len(known_LH) else np.nan,
-        "ruled": float(ruled_TLH.mean()) if len(ruled_TLH) else np.nan,
-        "positions": float(sample.positions_T.mean()),
-        "holders": _holders(sample),
-    }
-
-
-def _holders(sample: Sample) -> Counter[str]:
-    """How many heads, over steps, have each token as their strongest; the first one is named by its
-    place.
-    """
-    added = sample.added
-    if sample.has_tokens:
-        labels_TK = sample.labels_TK.copy()
-    else:
-        labels_TK = np.full(sample.exists_TK.shape, OTHER, dtype=object)
-        labels_TK[:, :added] = ADDED
-    labels_TK[:, added] = FIRST
-    main_TN = sample.seen.main_TLH.reshape(len(labels_TK), -1)
-    step, place = np.nonzero(main_TN >= 0)
-    counts = np.bincount(step * labels_TK.shape[1] + main_TN[step, place])
-    cells = np.flatnonzero(counts)
-    held = tallied(labels_TK.ravel()[cells], counts[cells])["events"]
-    return Counter(held.astype(int).to_dict())
 
 
 def answers_of(study: Any) -> Answers:

@@ -25,7 +25,6 @@ from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import ADDED, MASK
-from sinklab.lab.reports.seen import begun
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
@@ -423,7 +422,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
 
 def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
     """The content of a page that studies alone have, and their parts."""
-    parts, data = _parts_and_payload(studies, budget)
+    parts, data = parts_of(studies, is_small=budget < SMALL), payload(studies, budget)
     explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
     shown = list(explored.values())
     if len(studies) > 1:
@@ -437,21 +436,6 @@ def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
         "allowed": f"'sha256-{script_hash()}'",
         "script": f"{data_block(data)}\n<script>{script()}</script>",
     }
-
-
-def _parts_and_payload(studies: list[Study], budget: int) -> tuple[list[Part], dict[str, Any]]:
-    """The parts of a page of studies, and what its script draws, which of large ones a worker packs
-    meanwhile.
-    """
-    if not any(study.is_large for study in studies):
-        return parts_of(studies, is_small=budget < SMALL), payload(studies, budget)
-    # before the worker is forked, which shares it
-    _ = [study.measured for study in studies]
-    worker, packed = begun(lambda _: payload(studies, budget), [0])
-    try:
-        return parts_of(studies, is_small=budget < SMALL), next(packed)
-    finally:
-        worker.shutdown(cancel_futures=True)
 
 
 def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[dict[str, Any]]:

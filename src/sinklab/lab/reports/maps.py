@@ -216,10 +216,10 @@ def received_mean(
     if not sample.shape[0]:
         raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
     if head is None:
-        received_TLK = sample.seen.received_TLK
+        received_TLK = sample.received_TLK
     else:
         place = place_of(study, "head", head)
-        received_TLK = np.concatenate([slab.score[:, :, place] for slab in sample.slabs()])
+        received_TLK = np.concatenate([one.score[:, :, place] for one in sample.scored()], axis=1)
     return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 
@@ -330,7 +330,7 @@ def _paths(chosen: Sequence[tuple[Look, Sample, tuple[int, int]]], title: str = 
     """The main sinks of a layer and head of some runs, by their places."""
     length, lines = max(int(sample.positions_T.max()) for _, sample, _ in chosen), []
     for one, sample, (layer, head) in chosen:
-        main_T = sample.main_TLH[:, layer, head]
+        main_T = sample.facts["main"][:, layer, head]
         # the added sink has no position of its own
         at_T = np.where(
             main_T < 0,

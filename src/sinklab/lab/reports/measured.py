@@ -1,140 +1,169 @@
-"""Sums and small tables from one pass over the samples of a study, no arrays of the run."""
+"""Numbers of a study: the facts of its samples, pooled into small tables."""
 
-# T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of
-# queries
+# N samples, T steps, L layers, H heads, E thresholds, S positions, G states of queries
 import math
-import operator
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.core.sinks import STATES, where_exists
-from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over, overlap, thresholds
-from sinklab.lab.analysis.counts import ratio, spans
-from sinklab.lab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
-from sinklab.lab.analysis.tokens import enriched, tallied
-from sinklab.lab.files import counted
-from sinklab.lab.records.info import SO_FAR
-from sinklab.lab.reports.answered import seen_of
-from sinklab.lab.reports.recorded import means_of
-from sinklab.lab.reports.samples import Sample, rule_name
-from sinklab.lab.reports.seen import TextMotion, begun
-
-SUMMED = (
-    *(f"share_{state}" for state in STATES),
-    "added_share",
-    "text_share",
-    "absorbed",
-    "added_norm",
-    "added_key_norm",
-    "events",
-    "added_events",
-    "sinks",
-    "score",
-    "mains",
-    "added_mains",
-    "moves",
-    "text_moves",
-    "transitions",
-    *(f"received_{state}" for state in STATES),
+from sinklab.core.sinks import STATES, Rule
+from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.facts import (
+    COUNTED,
+    COUNTS,
+    EDGES,
+    EPSILONS,
+    HEADS,
+    MOTION,
+    NORMS,
+    SUMMED,
+    rules_beside,
 )
-"""columns of `Measured.by_layer` that `Measured` adds up, described there"""
-NORMS = ("norm", "key_norm")
-MOTION_FIELDS = [
-    one.name for one in fields(Motion) if one.name not in ("main", "counted", "overall")
-]
+from sinklab.lab.analysis.movement import MotionSummary, motion_word, summarised
+from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.tokens import enriched, tallied
+from sinklab.lab.records.info import SO_FAR
+from sinklab.lab.reports.samples import ADDED, FIRST, OTHER, Sample, rule_name
+
 MOST_BOUNDS = 6_000
 
 
-def _weighted(values: Any, weights: Any) -> np.ndarray:
-    """(2, ...) the numbers times their weights, and the weights; both 0 if the number is NaN."""
-    there, both = ~np.isnan(values), np.empty((2, *np.shape(values)))
-    both[1] = where_exists(there, np.broadcast_to(weights, there.shape))
-    np.multiply(where_exists(there, values), both[1], out=both[0])
-    return both
+@dataclass(frozen=True)
+class EpsilonCurve:
+    """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10)."""
+
+    sinks_LE: np.ndarray
+    """(layer, E) number of (step, head, key) that are sinks"""
+    places_L: np.ndarray
+    """(layer,) number of (step, head, key) there are"""
+    epsilon = EPSILONS
+    """(E,) thresholds, rising"""
+
+    @property
+    def filtered(self) -> np.ndarray:
+        """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was
+        counted.
+        """
+        return np.asarray(1 - ratio(self.sinks_LE.sum(0), self.places_L.sum()))
+
+    @property
+    def filtered_by_layer(self) -> np.ndarray:
+        """(layer, E) the same in each layer."""
+        return np.asarray(1 - ratio(self.sinks_LE, self.places_L[:, None]))
+
+    def at(self, epsilon: float = 3.0) -> float:
+        """Filtered share at one of the thresholds."""
+        return float(self.filtered[np.isclose(self.epsilon, epsilon)][0])
 
 
-def _summed(values: np.ndarray, weights: Any = 1.0) -> np.ndarray:
-    """(2, N) sums of weighted numbers and of their weights, for each place on the first axis."""
-    # without a step (the pairs of a single one) the last axis could not be guessed
-    return _weighted(values, weights).reshape(2, len(values), math.prod(values.shape[1:])).sum(2)
+@dataclass(frozen=True)
+class RuleRow:
+    """The keys that one rule flags, over all samples."""
+
+    name: str
+    per_head: float
+    """mean number of sinks per head and step"""
+    rate: float
+    """share of heads that have a sink anywhere"""
+    absorb: float
+    """share of all attention that lands on the sinks"""
+    agreement: float
+    """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any"""
+    filtered: float
+    """share of keys that are no sinks"""
 
 
-def _in_states(places_TGR: np.ndarray, values_TLR: np.ndarray, weights: Any = 1.0) -> Any:
-    """(2, G, L) the same over the places of each state (1 there)."""
-    shape, sums = values_TLR.shape, 0.0
-    for steps in spans(len(places_TGR), 4 * math.prod(shape[1:])):
-        both = _weighted(values_TLR[steps], np.broadcast_to(weights, shape)[steps])
-        sums = sums + np.matmul(places_TGR[steps], both.swapaxes(-1, -2)).sum(1)
-    return sums
+def _rule_row(name: str, counts: np.ndarray) -> RuleRow:
+    of = dict(zip(COUNTS, counts.tolist(), strict=True))
+    return RuleRow(
+        name,
+        float(ratio(of["sinks"], of["heads"])),
+        float(ratio(of["with_sink"], of["heads"])),
+        float(ratio(of["absorbed"], of["received"])),
+        float(ratio(of["both"], of["either"])),
+        1 - float(ratio(of["sinks"], of["keys"])),
+    )
 
 
 class Measured:
-    """The numbers of a study that need its arrays. None, or empty, if no sample recorded the arrays
-    that a number needs.
+    """The numbers of a study that need attention. None, or empty, if no sample recorded what a
+    number needs.
     """
 
-    def __init__(self, found: list[dict[str, Any]], layers: Sequence[int]) -> None:
-        """found: results of `_found` of some samples."""
-        self._found, self._layers = found, np.asarray(layers, dtype=int)
-        self._sums: Any = Counter()
-        self._stays: Any = Counter()
-        parts: defaultdict[str, list[Any]] = defaultdict(list)
-        for one in found:
-            self._sums.update(one["sums"])
-            self._stays.update(one["stays"])
-            for name, part in one.items():
-                parts[name].append(part)
-        self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
-        self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
-        self.explained: Explained | None = _total(parts["explained"])
-        """how much of received attention the class and the position of tokens explain"""
-        self.rules: list[thresholds.RuleRow] = [
-            _total(rows) for rows in zip(*parts["rules"], strict=True)
-        ]
-        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if found else None
+    def __init__(
+        self, found: list[dict[str, Any]], layers: Sequence[int], heads: Sequence[int], rule: Rule
+    ) -> None:
+        """found: `found_of` some samples."""
+        self._found, self._layers, self._heads = found, np.asarray(layers, dtype=int), heads
+        self._rule = rule
+        self._facts = [one["facts"] for one in found]
+        names = Counter(name for facts in self._facts for name in facts)
+        self._sums = {name: self._sum(name) for name in names if name in ADD_UP}
+        self.curve: EpsilonCurve | None = None
+        self.rules: list[RuleRow] = []
+        self.motion: MotionSummary | None = None
         """of the main sinks of all heads and samples together"""
-        texts = parts["text_motion"]
-        self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
-        """the same among text positions alone; None without added sinks"""
-        self.motions, self.bounds = map(_joined, (parts["motions"], parts["bounds"]))
-        self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
-        """sinks of a sample by text position; NaN beyond its length"""
-        self.strongest_keys: list[dict[str, Any]] = parts["strongest_keys"]
-        """facts about the strongest keys of the heads of each sample, by
-        `sinklab.lab.reports.answered`
+        if found:
+            self.curve = EpsilonCurve(self._sums["curve"], self._sums["places"])
+            texts = (name or rule_name(rule) for name in rules_beside(rule))
+            self.rules = [
+                _rule_row(name, row) for name, row in zip(texts, self._sums["rules"], strict=True)
+            ]
+            self.motion = MotionSummary.pooled(one["motion"] for one in found)
+        self.explained: Explained | None = self._added("explained")
+        """how much of received attention the class and the position of tokens explain"""
+        self.text_motion: MotionSummary | None = None
+        """motion among text positions alone; None without added sinks"""
+        if "text_heads" in names:
+            self.text_motion = MotionSummary.pooled(
+                summarised(dict(zip(MOTION, one["text_heads"], strict=True))) for one in self._facts
+            )
+        self.motions = _joined([one["motions"] for one in found])
+        """how the main sink of every head of each sample moves"""
+        self.strongest_keys: list[dict[str, Any]] = [one["strongest_keys"] for one in found]
+        """facts about the strongest keys of the heads of each sample, by name as in `Existence`;
+        ``holders``: how often each token is one
         """
-        self.statistics = _joined(parts["statistics"])
-        """`means_of` other statistics of each sample"""
-        self.norm_ratio_N = np.array(parts["norm_ratio"], dtype=float)
+        self.events_NS = pd.DataFrame([one["events_S"] for one in found]).to_numpy(float)
+        """sinks of a sample by text position; NaN beyond its length"""
+        self.norm_ratio_N = np.array([one["norm_ratio"] for one in found], dtype=float)
         """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
         self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
         """the same over samples"""
-        self.filtered_NE = np.array([curve.filtered for curve in parts["curve"]])
+        curves = [EpsilonCurve(one["curve"], one["places"]) for one in self._facts]
+        self.filtered_NE = np.array([curve.filtered for curve in curves])
         """share of a sample's tokens that each threshold leaves out"""
-        self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]
+        self.filtered_N = [curve.at(3.0) for curve in curves]
         """that of epsilon = 3"""
-        self.threshold = (
-            float(np.median(np.concatenate(parts["threshold_T"]))) if found else float("nan")
-        )
+        thresholds = [one["threshold_T"] for one in found]
+        self.threshold = float(np.median(np.concatenate(thresholds))) if found else math.nan
         """received attention that makes a sink, median over steps; NaN for a rule that is no such
         bound
         """
-        shared_NLL = np.array(parts["shared_LL"])
+        shared_NLL = np.array([facts["overlap"] for facts in self._facts])
         self.overlap_by_layer_LL = ratio(
             np.nansum(shared_NLL, axis=0), (~np.isnan(shared_NLL)).sum(0)
         )
         """mean overlap of the sinks of two layers"""
-        self._labels = {name: parts[name] for name in ("text", "class", "age")}
+
+    def _sum(self, name: str) -> np.ndarray:
+        return np.sum([facts[name] for facts in self._facts if name in facts], axis=0)
+
+    def _added(self, name: str) -> Any:
+        parts = [one[name] for one in self._found if name in one]
+        return reduce(add, parts) if parts else None
 
     def of(self, places: Iterable[int]) -> "Measured":
         """The same numbers of some of the samples alone, by their places among all."""
-        return Measured([self._found[place] for place in places], self._layers.tolist())
+        some = [self._found[place] for place in places]
+        return Measured(some, self._layers.tolist(), self._heads, self._rule)
 
     @cached_property
     def each(self) -> dict[str, pd.DataFrame]:
@@ -182,14 +211,22 @@ class Measured:
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
         """
-        if not self._sums:
+        if not self._found:
             return pd.DataFrame()
+        sums, layers = self._sums, len(self._layers)
         table: dict[str, Any] = {"layer": self._layers}
-        table |= {name: self._of(name) for name in SUMMED}
-        for suffix in NORMS:
-            table |= _compared(self._sums, suffix, len(self._layers))
+        table |= {f"share_{state}": self._mean(f"sum_share_{state}") for state in STATES}
+        table |= {name: self._mean(f"sum_{name}") for name in ("added_share", "text_share")}
+        table["absorbed"] = self._mean("sum_absorbed")
+        table |= {f"added_{norm}": self._mean(f"added_{norm}") for norm in NORMS.values()}
+        table |= {name: sums[name] for name in COUNTED[:2]}
+        table |= {name: self._mean(f"sum_{name}") for name in ("sinks", "score")}
+        table |= {name: sums[name] for name in COUNTED[2:]}
+        table |= {f"received_{state}": self._mean(f"received_{state}") for state in STATES}
+        for norm in NORMS.values():
+            table |= _compared(sums, norm, layers)
         table["main_share"] = self.main_share_LH.mean(1)
-        table["distinct_sinks"] = ratio(self._sums["sink_keys_L"], self._sums["steps_L"])
+        table["distinct_sinks"] = ratio(sums["sink_keys"], sums["steps"])
         mobility, strength = (
             self.motions["mobility"].to_numpy(),
             self.motions["strength"].to_numpy(),
@@ -198,23 +235,20 @@ class Measured:
         table["mobility"] = ratio(
             here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength
         )
-        table["overlap_between_heads"] = self._of("overlap_between_heads")
+        table["overlap_between_heads"] = self._mean("sum_alike")
         table["overlap_with_next_layer"] = np.append(
             np.diagonal(self.overlap_by_layer_LL, 1), np.nan
         )
         return pd.DataFrame(table)
 
-    def _of(self, name: str) -> Any:
-        """Counts, or means, by layer; NaN if nothing was added up."""
-        if name not in self._sums:
-            return math.nan
-        sums = self._sums[name]
-        return sums if sums.ndim == 1 else ratio(*sums)
+    def _mean(self, name: str) -> Any:
+        """Means by layer; NaN if nothing was added up."""
+        return ratio(*self._sums[name]) if name in self._sums else math.nan
 
     @cached_property
     def main_share_LH(self) -> np.ndarray:
         """Mean attention weight on the greatest key."""
-        return self._sums["share_LH"] / np.maximum(self._sums["steps_L"], 1)[:, None]
+        return np.asarray(self._sums["share_LH"] / np.maximum(self._sums["steps"], 1)[:, None])
 
     @property
     def strongest(self) -> tuple[int, int]:
@@ -229,158 +263,105 @@ class Measured:
         """Borders of the bins of received attention, and the share of tokens in each; those beyond
         in the outermost.
         """
-        assert self.histogram is not None
-        counts = self.histogram.counts.astype(float)
-        counts[0] += self.histogram.below
-        counts[-1] += self.histogram.above
-        return self.histogram.edges, counts / max(counts.sum(), 1)
+        cells = self._sums["cells"]
+        counts = cells[1:-1].copy()
+        counts[0] += cells[0]
+        counts[-1] += cells[-1]
+        return EDGES, counts / max(counts.sum(), 1)
 
     @cached_property
     def by_step(self) -> pd.DataFrame:
         """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step,
         by ``step``.
         """
-        steps = sorted(self._stays)
-        sums_T2 = np.array([self._stays[step] for step in steps]).reshape(-1, 2)
-        return pd.DataFrame({"step": steps, "overlap": ratio(*sums_T2.T)})
+        parts = [
+            pd.DataFrame(facts["sum_stays"][:, 1:].T, facts["step_number"][:-1])
+            for facts in self._facts
+        ]
+        if not parts:
+            return pd.DataFrame({"step": [], "overlap": []})
+        sums = pd.concat(parts).groupby(level=0).sum()
+        return pd.DataFrame({"step": sums.index, "overlap": ratio(*sums.to_numpy().T)})
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """Means of the other statistics of each sample by layer and step, a row each."""
+        parts = []
+        for facts in self._facts:
+            layer_TL, step_TL = np.meshgrid(self._layers, facts["step_number"])
+            for name in facts:
+                if name.startswith("mean "):
+                    rows = {"layer": layer_TL, "step": step_TL, "mean": facts[name]}
+                    rows = {column: values.ravel() for column, values in rows.items()}
+                    parts.append(pd.DataFrame({"statistic": name[len("mean ") :]} | rows))
+        return _joined(parts)
+
+    @cached_property
+    def bounds(self) -> pd.DataFrame:
+        """`drawn_bounds` of the samples, from their arrays."""
+        samples = [one["sample"] for one in self._found]
+        return _joined([drawn_bounds(sample, len(samples)) for sample in samples])
 
     def enriched(self, labels: str) -> pd.DataFrame | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
-        return enriched(self._labels[labels]) if self._labels[labels] else None
+        tables = [one[labels] for one in self._found if labels in one]
+        return enriched(tables) if tables else None
 
 
-def measured(
-    sample: Callable[[int], Sample],
-    recorded: Sequence[int],
-    kept: Collection[int],
-    layers: Sequence[int],
-    heads: Sequence[int],
-) -> Measured:
-    """The numbers of the samples at the places ``recorded``, which ``sample`` reads. Those at the
-    places ``kept`` stay in memory, with what was read of them, and are measured here; the others in
-    processes.
-    """
-
-    def measure(place: int) -> dict[str, Any]:
-        return _found(sample(place), layers, heads, len(recorded))
-
-    others = [place for place in recorded if place not in kept]
-    workers, elsewhere = begun(measure, others)
-    try:
-        by_place = {place: measure(place) for place in recorded if place in kept}
-        by_place |= zip(others, counted("reading samples", elsewhere, len(others)), strict=True)
-    finally:
-        workers.shutdown(cancel_futures=True)
-    return Measured([by_place[place] for place in recorded], layers)
+ADD_UP = {*COUNTED, *(f"sum_{name}" for name in SUMMED), *(f"received_{one}" for one in STATES)}
+ADD_UP |= {f"{kind}_{norm}" for kind in ("added", "sink", "rest") for norm in NORMS.values()}
+ADD_UP |= {"share_LH", "steps", "sink_keys", "curve", "places", "cells", "rules"}
+"""facts of samples whose sum is that of all samples"""
 
 
-def _found(
-    sample: Sample, layers: Sequence[int], heads: Sequence[int], samples: int
-) -> dict[str, Any]:
-    """Everything of one of so many samples, from one pass over its attention.
-
-    ``sums`` has, by name, counts (L,), or sums of numbers and of their weights (2, …, L).
-    """
-    shape = sample.shape
-    first = next(iter(thresholds.DEFAULT_RULES.values()))
-    own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
-    curve, histogram = (
-        thresholds.EpsilonCurve.empty(shape[1]),
-        thresholds.ScoreHistogram.empty(bins=80, log=True),
-    )
-    rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
-    moved = MotionCounter(shape, sample.rule, sample.added)
-    text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
-    seen = sample.read(curve, histogram, rules, moved, *([text] if sample.added else []))
-    sums = _by_layer(sample) | _by_state(sample)
-    norms = _compared(sums, "norm", shape[1])
+def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
+    """The facts of one sample, and what its tokens make of them."""
+    facts, added = sample.facts, sample.added
+    norms = _compared(facts, "norm", len(layers))
     found: dict[str, Any] = {
-        "sums": sums,
-        "stays": dict(
-            zip(sample.step_numbers_T[:-1].tolist(), _summed(seen.stays_TLH[1:]).T, strict=True)
-        ),
+        "sample": sample,
+        "facts": facts,
         "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),
-        "curve": curve,
-        "histogram": histogram,
-        "rules": rules.rows,
         "threshold_T": sample.threshold_T,
-        "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
-        "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
-        "bounds": drawn_bounds(sample, samples),
-        "strongest_keys": seen_of(sample),
-        "statistics": means_of(sample, layers),
+        "events_S": pd.Series(facts["events_TK"][:, added:].sum(0)),
+        "strongest_keys": _strongest_keys(sample),
     }
-    if sample.added:
-        found["text_motion"] = text.counter.motion.overall
-    return found | _motion(sample, moved.motion, layers, heads) | _tokens(sample)
+    return found | _motion(sample, layers, heads) | _tokens(sample)
 
 
-def _by_layer(sample: Sample) -> dict[Any, np.ndarray]:
-    """Sums over heads, and over steps, of every layer in one sample."""
-    seen, added = sample.seen, sample.added
-    here_TLH = seen.main_TLH >= 0
-    sinks_TL = seen.sinks_TLH.sum(2)
-    values = {
-        "added_share": seen.added_share_TLH,
-        "text_share": seen.text_share_TLH,
-        "absorbed": ratio(seen.taken_TLH, seen.total_TLH),
-        "sinks": np.where(here_TLH, seen.sinks_TLH, np.nan),
-        "overlap_between_heads": seen.alike_TL,
-    }
-    if sample.share_by_state_TGLH is not None:
-        for number, state in enumerate(STATES):
-            values[f"share_{state}"] = sample.share_by_state_TGLH[:, number]
-    sums = {name: _summed(of_steps.swapaxes(0, 1)) for name, of_steps in values.items()}
-    pairs_L, moves_L = _moves(seen.main_TLH)
-    return sums | {
-        "score": _summed(ratio(seen.score_TL, sinks_TL).T, sinks_TL.T),
-        "events": sinks_TL.sum(0),
-        "added_events": seen.events_TLK[..., :added].sum((0, 2), dtype=int),
-        "mains": here_TLH.sum((0, 2)),
-        "added_mains": (here_TLH & (seen.main_TLH < added)).sum((0, 2)),
-        "moves": moves_L,
-        "text_moves": _moves(seen.text_main_TLH)[1],
-        "transitions": pairs_L,
-        "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
-        "steps_L": here_TLH.any(2).sum(0),
-        "sink_keys_L": (seen.events_TLK > 0).sum((0, 2)),
+def _strongest_keys(sample: Sample) -> dict[str, Any]:
+    weight_LH = sample.facts["heads"][HEADS.index("weight")]
+    known_LH = weight_LH[~np.isnan(weight_LH)]
+    return {
+        "strongest": float(known_LH.mean()) if len(known_LH) else np.nan,
+        "strong": float((known_LH > STRONG).mean()) if len(known_LH) else np.nan,
+        "ruled": float(ratio(*sample.facts["with_sink"])),
+        "positions": float(sample.positions_T.mean()),
+        "holders": _holders(sample),
     }
 
 
-def _by_state(sample: Sample) -> dict[Any, Any]:
-    """Sums of the norms of every layer in one sample, and of the attention received there, of
-    positions in each state apart.
-
-    Masks differ from text in everything: a mean over both is that of a mixture.
+def _holders(sample: Sample) -> Counter[str]:
+    """How many heads, over steps, have each token as their strongest; the first one is named by its
+    place.
     """
-    seen, added, sums = sample.seen, sample.added, dict[Any, Any]()
+    added, counts_TK = sample.added, sample.facts["mains_TK"]
+    labels_TK = np.full(counts_TK.shape, OTHER, dtype=object)
+    labels_TK[:, :added] = ADDED
     if sample.has_tokens:
-        states_GTR = [sample.states_TS == state for state in range(len(STATES))]
-        places_TGR = np.array(states_GTR, dtype=float).swapaxes(0, 1)
-        received_TLR = seen.share_TLK[..., added:] * sample.positions_T[:, None, None]
-        received_G2L = np.moveaxis(_in_states(places_TGR, received_TLR), 1, 0)
-        sums |= {f"received_{state}": one for state, one in zip(STATES, received_G2L, strict=True)}
-    events_TLR = seen.events_TLK[..., added:].astype(float)
-    others_TLR = (seen.main_TLH >= 0).sum(2)[..., None] - events_TLR
-    for suffix, recorded_TLK in zip(
-        NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True
-    ):
-        if recorded_TLK is None:
-            continue
-        norm_TLK = np.where(sample.exists_TK[:, None], recorded_TLK, np.nan)
-        sums[f"added_{suffix}"] = _summed(norm_TLK[..., :added].swapaxes(0, 1))
-        if sample.has_tokens:
-            for kind, weights_TLR in (("sink", events_TLR), ("rest", others_TLR)):
-                sums[kind, suffix] = _in_states(places_TGR, norm_TLK[..., added:], weights_TLR)
-    return sums
+        labels_TK = sample.labels_TK.copy()
+    labels_TK[:, added] = FIRST
+    cells = np.nonzero(counts_TK)
+    held = tallied(labels_TK[cells], counts_TK[cells])["events"]
+    return Counter(held.astype(int).to_dict())
 
 
-def _compared(sums: Mapping[Any, np.ndarray], suffix: str, layers: int) -> dict[str, np.ndarray]:
+def _compared(sums: Mapping[str, np.ndarray], suffix: str, layers: int) -> dict[str, np.ndarray]:
     """Mean norms by layer: of sinks and of the rest in each state, and of visible text, state for
     state.
     """
     nothing = np.zeros((2, len(STATES), layers))
-    kinds_2GL = {kind: sums.get((kind, suffix), nothing) for kind in ("sink", "rest")}
+    kinds_2GL = {kind: sums.get(f"{kind}_{suffix}", nothing) for kind in ("sink", "rest")}
     means_GL = {kind: ratio(*sums_2GL) for kind, sums_2GL in kinds_2GL.items()}
     found = {
         f"{kind}_{suffix}_{state}": mean_L
@@ -400,27 +381,29 @@ def _compared(sums: Mapping[Any, np.ndarray], suffix: str, layers: int) -> dict[
     return found
 
 
-def _motion(
-    sample: Sample, found: Motion, layers: Sequence[int], heads: Sequence[int]
-) -> dict[str, Any]:
+def _motion(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
     layer_LH, head_LH = np.meshgrid(layers, heads, indexing="ij")
     columns: dict[str, Any] = {
         "sample": sample.index,
         "layer": layer_LH.ravel(),
         "head": head_LH.ravel(),
     }
-    columns |= {name: vars(found)[name].ravel() for name in MOTION_FIELDS}
-    overall, strongest = found.overall, sample.strongest
-    columns["mobility"] = strongest.mobility_LH.ravel()
+    of = dict(zip(HEADS, sample.facts["heads"], strict=True))
+    columns |= {name: of[name].ravel() for name in MOTION}
+    mobility, strong = of["stable_mobility"], np.nan_to_num(of["weight"]) > STRONG
+    columns["mobility"] = mobility.ravel()
     columns["word"] = [motion_word(value) for value in columns["mobility"]]
-    columns |= {"weight": strongest.weight_LH.ravel(), "strong": strongest.strong_LH.ravel()}
-    columns["first"] = strongest.first_LH.ravel()
+    columns |= {"weight": of["weight"].ravel(), "strong": strong.ravel()}
+    columns["first"] = of["first"].ravel()
+    overall = summarised({name: of[name] for name in MOTION})
     if sample.reading == SO_FAR:
-        # a column sum keeps its old rows: a key may stay strongest by construction
-        overall = overall.of_heads(strongest.mobility_LH, strongest.counted_LH)
-        columns["so_far_mobility"] = found.mobility.ravel()
-        if sample.last_row_mobility_LH is not None:
-            columns["last_row_mobility"] = sample.last_row_mobility_LH.ravel()
+        # a column sum keeps its old rows: a key may stay strongest by construction; a head counts
+        # that has a strong key, be it another in every window of queries
+        counted = strong | (np.nan_to_num(of["window_weight"]) > STRONG)
+        overall = overall.of_heads(mobility, counted)
+        columns["so_far_mobility"] = of["mobility"].ravel()
+        if "last_row_main" in sample.names:
+            columns["last_row_mobility"] = of["last_row_mobility"].ravel()
     return {"motion": overall, "motions": pd.DataFrame(columns)}
 
 
@@ -428,25 +411,12 @@ def _tokens(sample: Sample) -> dict[str, Any]:
     if not sample.has_tokens:
         return {}
     # a head's share counts alike however long the sequence is
-    score_TK = sample.mean_share_TK * sample.positions_T[:, None]
+    score_TK = sample.facts["share_TK"] * sample.positions_T[:, None]
     labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
     explained = explained_mass(score_TK[:, sample.added :], labels["class"][:, sample.added :])
     return {"explained": explained} | {
-        name: tallied(values_TK, sample.events_TK) for name, values_TK in labels.items()
+        name: tallied(values_TK, sample.facts["events_TK"]) for name, values_TK in labels.items()
     }
-
-
-def _moves(main_TLH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(layer,) pairs of successive steps of a head that have a main sink, and at how many of them
-    it is another key.
-    """
-    pairs = (main_TLH[1:] >= 0) & (main_TLH[:-1] >= 0)
-    moved = pairs & (main_TLH[1:] != main_TLH[:-1])
-    return pairs.sum((0, 2)), moved.sum((0, 2))
-
-
-def _total(parts: Sequence[Any]) -> Any:
-    return reduce(operator.add, parts) if parts else None
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

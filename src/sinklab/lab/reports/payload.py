@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.core.sinks import where_exists
+from sinklab.lab.analysis.movement import at_key
 from sinklab.lab.analysis.tokens import AGES
 from sinklab.lab.reports.samples import Sample
 from sinklab.lab.reports.sentences import told
@@ -150,15 +150,14 @@ def _used(content: dict[str, Any]) -> int:
 def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
     """One sample as JSON: mean maps, main sinks, value norms and tokens."""
     steps, layers, _, keys = sample.shape
-    seen = sample.seen
     stride = max(1, math.ceil(2 * steps * layers * keys / MOST_CELLS))
     keep = slice(None, None, stride)
     exists_TK = sample.exists_TK[keep]
-    scale = LogScale.covering(np.array([seen.greatest]), LOW)
-    received_LTK = seen.received_TLK[keep].transpose(1, 0, 2)
+    scale = LogScale.covering(np.array([sample.greatest]), LOW)
+    received_LTK = sample.received_TLK[keep].transpose(1, 0, 2)
     # the mean over all layers stands in front
     mean_LTK = np.where(exists_TK, [received_LTK.mean(0), *received_LTK], np.nan)
-    main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
+    main_LHT = (sample.facts["main"][keep].transpose(1, 2, 0) + 1).astype(np.uint16)
     # scores are mean weights in multiples of an even share, whatever the number of queries that see
     # the key
     visible_T = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0).max(1)).astype(np.uint16)
@@ -288,19 +287,19 @@ def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndar
 
     (key, received), each (layer, head, step).
     """
-    keys, values = [], []
-    for slab in sample.slabs():
-        left_TLHK = where_exists(slab.exists, slab.score, -np.inf)[
-            -slab.at[0].start % stride :: stride
-        ].copy()
+    keys: list[Any] = []
+    values: list[Any] = []
+    for one in sample.scored():
+        left_T1HK = np.nan_to_num(one.score[::stride], nan=-np.inf)
         # one after the other is quicker than a partition
         for _ in range(count):
-            keys.append(left_TLHK.argmax(-1))
-            values.append(np.take_along_axis(left_TLHK, keys[-1][..., None], -1)[..., 0])
-            np.put_along_axis(left_TLHK, keys[-1][..., None], -np.inf, -1)
-    # of every slab one after the other rank
+            keys.append(left_T1HK.argmax(-1))
+            values.append(at_key(left_T1HK, keys[-1]))
+            np.put_along_axis(left_T1HK, keys[-1][..., None], -np.inf, -1)
+    # of every layer one after the other rank
     ranked = (
-        [np.concatenate(each[rank::count]) for rank in range(count)] for each in (keys, values)
+        [np.concatenate(each[rank::count], axis=1) for rank in range(count)]
+        for each in (keys, values)
     )
     return zip(*(np.moveaxis(np.array(each), 1, 3) for each in ranked), strict=True)
 

@@ -2,37 +2,16 @@
 means by layer and step. A study is a `sinklab.lab.reports.study.Study`.
 """
 
-# T recorded steps, L recorded layers
 import ast
-import math
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import provided, statistics
-from sinklab.lab.analysis.counts import ratio, spans
 from sinklab.lab.records.info import STUDY_DIMS
-from sinklab.lab.reports.samples import Sample
 
-DRAWN = (
-    "received",
-    "received_by_state",
-    "main_by_state",
-    "share_by_state",
-    "value_norm",
-    "output_norm",
-    "noop_bound",
-    "visible",
-    "positions",
-    "step_number",
-)
-"""Arrays of a trace that figures of their own show, or that give the steps and numbers of queries
-of the others.
-"""
 COLUMNS = ("statistic", "layer", "step", "mean", "samples")
 
 
@@ -42,43 +21,7 @@ def recorded_statistics(study: Any) -> dict[str, tuple[str, ...]]:
 
     Those of a plug-in are among them, whether or not the plug-in is loaded now.
     """
-    return axes_of(study.sample(study.recorded[0])) if study.recorded else {}
-
-
-def axes_of(sample: Sample) -> dict[str, tuple[str, ...]]:
-    """The same of one sample that recorded attention."""
-    dims = sample.run.dims(sample.attention, part=sample.index)
-    return {
-        name: axes
-        for name, axes in dims.items()
-        if name not in DRAWN and {"step", "layer"} <= {*axes}
-    }
-
-
-def means_of(sample: Sample, layers: Sequence[int]) -> pd.DataFrame:
-    """Mean of each of them by layer and step over all its other axes, a row each; NaN is left out
-    of the mean.
-    """
-    parts = []
-    layer_TL, step_TL = np.meshgrid(layers, sample.step_numbers_T)
-    for name, axes in axes_of(sample).items():
-        mean_TL = _means(sample, name, axes)
-        rows = {"layer": layer_TL.ravel(), "step": step_TL.ravel(), "mean": mean_TL.ravel()}
-        parts.append(pd.DataFrame({"statistic": name} | rows))
-    return pd.concat(parts) if parts else pd.DataFrame()
-
-
-def _means(sample: Sample, name: str, axes: tuple[str, ...]) -> np.ndarray:
-    """The means of one, read some steps at a time."""
-    shape, layer = sample.run.shape(sample.attention, name, sample.index), axes.index("layer")
-    means = []
-    parts = spans(shape[0], math.prod(shape[1:]))
-    for rows in sample.run.rows(sample.attention, name, sample.index, parts):
-        values_TLX = (
-            np.moveaxis(rows, layer, 1).astype(np.float64).reshape(len(rows), shape[layer], -1)
-        )
-        means.append(ratio(np.nansum(values_TLX, axis=2), (~np.isnan(values_TLX)).sum(2)))
-    return np.concatenate(means)
+    return study.sample(study.recorded[0]).others if study.recorded else {}
 
 
 def statistics_table(study: Any) -> pd.DataFrame:

@@ -4,8 +4,7 @@ steps.
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas
 # positions), S positions, G states of queries (masked, committed, prompt)
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,16 +13,14 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.registry import rules
-from sinklab.core.sinks import Rule, even_share, is_judgeable
-from sinklab.lab.analysis.counts import Counter, Slab, apart, one_pass, spans, widened
-from sinklab.lab.analysis.movement import Motion, MotionCounter
+from sinklab.core.sinks import DEFAULT, Rule, even_share, is_judgeable
+from sinklab.lab.analysis.counts import Scored, ratio, scored
+from sinklab.lab.analysis.facts import WIDE, facts
 from sinklab.lab.analysis.rules import threshold
-from sinklab.lab.analysis.strongest import Strongest, chance_elsewhere, strongest
 from sinklab.lab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.lab.records.info import SO_FAR, STUDY_DIMS, of_twin, reading_of
 from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import ARRAYS
-from sinklab.lab.reports.seen import Seen
 
 
 def rule_name(rule: Any) -> str:
@@ -113,8 +110,32 @@ class Reader:
 
 MOST = 1.002
 """Share of attention that a key may have in float16, which rounds both it and the queries."""
+FACTS, FACTS_TABLE = "measures", "facts"
+"""file of arrays, and table by step, layer and head, that hold the facts of a recording"""
+READ: tuple[str, ...] = (
+    "visible",
+    "positions",
+    "step_number",
+    "value_norm",
+    "key_norm",
+    "share_by_state",
+)
+READ += ("window_received", "last_row_main")
+"""arrays that facts are made of, besides received attention"""
+DRAWN: tuple[str, ...] = (
+    "received",
+    "received_by_state",
+    "main_by_state",
+    "output_norm",
+    "noop_bound",
+)
+DRAWN += ("visible", "positions", "step_number", "value_norm", "share_by_state")
+"""arrays that figures of their own show, or that give the steps and numbers of queries of others"""
 MASK = "[MASK]"
 ADDED = "added sink"
+FIRST = "first token"
+"""names the text position 0, whatever its token"""
+OTHER = "other token"
 _COLUMNS = {
     "tokens": {"sample", "step", "position", "token_id", "text", "state"},
     "steps": {"sample", "step", "block"},
@@ -130,9 +151,9 @@ _ABSENT: dict[str, tuple[object, str]] = {
 """column of the table tokens -> value if no position is there, and the type"""
 
 
-def _recorded(name: str) -> cached_property[np.ndarray | None]:
-    """An array of a sample, read once; None when it was not recorded."""
-    return cached_property(lambda sample: sample.array(name))
+def _recorded(name: str) -> Any:
+    """An array of a sample; None when it was not recorded."""
+    return property(lambda sample: sample.array(name))
 
 
 def _of_grid(name: str) -> cached_property[np.ndarray]:
@@ -144,9 +165,9 @@ def _of_grid(name: str) -> cached_property[np.ndarray]:
 class Sample:
     """One prompt of a run: its attention, and the contents of the canvas before each recorded step.
 
-    Arrays are read on first use; those that are not of single heads and keys live as long as the
-    object. Missing values are NaN. ``slabs`` reads attention step by step; ``seen`` has the results
-    of one such pass.
+    Arrays are read when they are asked for, and not kept; missing values are NaN. `facts` are what
+    the run wrote down when it was recorded, or, under another rule, what is derived from its arrays
+    anew.
 
     Received attention and visible queries are scaled as if all positions had run as queries, so
     that an even share is 1 at every step, under a cache and in a decoder that runs one query a
@@ -181,6 +202,11 @@ class Sample:
         """Whether attention was recorded."""
         return self._has(self.attention)
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether there are facts about attention, or arrays to derive them from."""
+        return self.has_attention or self._has(of_twin(FACTS, self.twin))
+
     @cached_property
     def names(self) -> frozenset[str]:
         """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes
@@ -202,41 +228,125 @@ class Sample:
             )
         return frozenset(dims)
 
-    def array(self, name: str) -> np.ndarray | None:
-        """A recorded array in single precision (integers as they are), None when it was not
-        recorded. Not kept.
-        """
+    def stored(self, name: str) -> np.ndarray:
+        """A recorded array as it was stored."""
         if name not in self.names:
-            return None
-        array = self.run.array(self.attention, name, part=self.index)
-        return widened(array).astype(np.float32, copy=False) if array.dtype.kind == "f" else array
-
-    def _needed(self, name: str) -> np.ndarray:
-        array = self.array(name)
-        if array is None:
             raise NotRecorded(
                 f"This needs recorded attention: {self.run.path} has none of sample {self.index}."
             )
+        array = self.run.array(self.attention, name, part=self.index)
+        if name == self.received:
+            self._check_possible(array)
         return array
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A recorded array in single precision (integers as they are), None when it was not
+        recorded.
+        """
+        if name not in self.names:
+            return None
+        array = self.stored(name)
+        return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+    def _check_possible(self, received_TLHK: np.ndarray) -> None:
+        """Raises ValueError for attention that no query can have given; unseen keys are left."""
+        seen = float(np.nanmax(self.stored("visible"), initial=0))
+        least, most = (float(of(received_TLHK, initial=0)) for of in (np.nanmin, np.nanmax))
+        if least < 0 or most > (MOST * seen or np.inf):
+            raise ValueError(
+                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is damaged: a key gets "
+                f"a share of 0 to 1 of each query's attention, but {self.received!r} has sums from "
+                f"{least:.6g} to {most:.6g} of at most {seen:.6g} queries. Run it again."
+            )
+
+    @cached_property
+    def reading(self) -> str:
+        """Queries that are read: "all queries" or "all queries so far"."""
+        return reading_of(self.run.info)
+
+    @cached_property
+    def facts(self) -> dict[str, np.ndarray]:
+        """`sinklab.lab.analysis.facts.facts` of the sample under the rule, and the means of the
+        other statistics.
+        """
+        name = of_twin(FACTS, self.twin)
+        if self.rule != DEFAULT or self.received != "received" or not self._has(name):
+            return self.derived()
+        found = self.run.arrays(name, part=self.index)
+        keys = self.run.table(of_twin(FACTS_TABLE, self.twin), part=self.index)["key"]
+        return found | {"main": keys.to_numpy().reshape(-1, *found["share_LH"].shape)}
+
+    def derived(self) -> dict[str, np.ndarray]:
+        """The facts, from the arrays."""
+        arrays = {name: self.stored(name) for name in (*READ, self.received) if name in self.names}
+        arrays["visible"] = self._counts_TK
+        found = facts(
+            arrays,
+            self.states_TS if self.has_tokens else None,
+            rule=self.rule,
+            added=self.added,
+            so_far=self.reading == SO_FAR,
+            of=self.received,
+        )
+        return found | {
+            f"mean {name}": self._mean(name, axes) for name, axes in self.others.items()
+        }
+
+    @cached_property
+    def others(self) -> dict[str, tuple[str, ...]]:
+        """Name -> axes of the recorded statistics that no figure of its own shows."""
+        dims = self.run.dims(self.attention, part=self.index)
+        return {
+            name: axes
+            for name, axes in dims.items()
+            if name not in DRAWN and {"step", "layer"} <= {*axes}
+        }
+
+    def _mean(self, name: str, axes: tuple[str, ...]) -> np.ndarray:
+        """(T, L) mean over all other axes; NaN is left out."""
+        values = np.moveaxis(self.stored(name), axes.index("layer"), 1).astype(float)
+        values_TLX = values.reshape(*values.shape[:2], -1)
+        return np.asarray(ratio(np.nansum(values_TLX, axis=2), (~np.isnan(values_TLX)).sum(2)))
+
+    def table(self, layers: Sequence[int], heads: Sequence[int]) -> pd.DataFrame:
+        """The facts by step, layer and head, and the token and state of the strongest key; narrow
+        numbers.
+        """
+        found = self.facts
+        main_TLH = found["main"]
+        step_TLH, layer_TLH, head_TLH = np.meshgrid(
+            self.step_numbers_T, layers, heads, indexing="ij"
+        )
+        columns: dict[str, Any] = {
+            "step": step_TLH,
+            "layer": layer_TLH,
+            "head": head_TLH,
+            "key": main_TLH,
+            "position": main_TLH - self.added,
+        }
+        at = np.arange(len(main_TLH))[:, None, None], np.maximum(main_TLH, 0)
+        for name, labels_TK in (("token", self.labels_TK), ("state", self.ages_TK)):
+            columns[name] = np.where(main_TLH < 0, None, labels_TK[at])
+        columns |= {name: found[name].astype(np.float16) for name in WIDE}
+        return pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+
+    def _small(self, name: str) -> np.ndarray:
+        """An array that is both in the facts and among the arrays."""
+        written = of_twin(FACTS, self.twin)
+        if self._has(written):
+            return self.run.array(written, name, part=self.index)
+        array = self.stored(name)
+        return array.astype(np.float32) if array.dtype.kind == "f" else array
 
     @cached_property
     def step_numbers_T(self) -> np.ndarray:
         """Numbers of the recorded steps."""
-        return self._needed("step_number")
+        return self._small("step_number")
 
     @cached_property
     def positions_T(self) -> np.ndarray:
         """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
-        return self._needed("positions")
-
-    @cached_property
-    def _counts_TK(self) -> np.ndarray:
-        """Queries that ran and see the key."""
-        visible_TK = self._needed("visible")
-        if self.received == "received":
-            return visible_TK
-        ran_T = [~np.isnan(rows_TLHK).all((1, 2, 3)) for _, rows_TLHK in self._rows()]
-        return visible_TK * np.concatenate(ran_T)[:, None]
+        return self._small("positions")
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
@@ -248,126 +358,47 @@ class Sample:
         return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Numbers of steps, layers, heads and keys."""
-        self._needed("step_number")
-        return self.run.shape(self.attention, self.received, self.index)
-
-    def _rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """The steps, some together, and the attention the keys received then, as recorded (step,
-        layer, head, key).
-        """
-        steps, *size = self.shape
-        parts = spans(steps, math.prod(size))
-        return zip(
-            parts, self.run.rows(self.attention, self.received, self.index, parts), strict=True
-        )
-
-    def slabs(self) -> Iterator[Slab]:
-        """Received attention a_j of all steps, as if all positions had run: an even share is 1."""
-        counts_TK, positions_T = self._counts_TK[:, None, None], self.positions_T[:, None, None]
-        factor_T = even_share(np.ones_like(counts_TK), counts_TK, positions_T)[0][:, 0, 0, 0]
-        for steps, rows_TLHK in self._rows():
-            scaled = even_share(widened(rows_TLHK), counts_TK[steps], positions_T[steps])
-            self._check_possible(*scaled)
-            yield from apart((steps,), *scaled, rows_TLHK, factor_T[steps])
-
-    def _check_possible(self, received_TLHK: np.ndarray, visible: np.ndarray) -> None:
-        """Raises ValueError for attention that no query can have given; unseen keys are left."""
-        most = MOST * np.nanmax(visible) or np.inf
-        if (received_TLHK < 0).any() or (received_TLHK > most).any():
-            raise ValueError(
-                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is damaged: a key gets "
-                f"a share of 0 to 1 of each query's attention, but {self.received!r} has sums from "
-                f"{np.nanmin(received_TLHK):.6g} to {np.nanmax(received_TLHK):.6g} of at most "
-                f"{np.nanmax(visible):.6g} queries. Run it again."
-            )
-
-    def read(self, *counters: Counter) -> Seen:
-        """Read the attention once, for ``seen`` and for ``counters``."""
-        seen = Seen(
-            self.shape,
-            self.added,
-            self.rule,
-            np.where(self.exists_TK, self.visible_TK, np.nan),
-            self.positions_T,
-        )
-        one_pass(self.slabs(), seen, *counters)
-        self.__dict__["seen"] = seen
-        for counter in counters:
-            if isinstance(counter, MotionCounter):
-                self.__dict__["motion"] = counter.motion
-        return seen
+    def _counts_TK(self) -> np.ndarray:
+        """Queries that ran and see the key."""
+        if self.received == "received":
+            return self._small("visible")
+        # queries of one kind were read, of which a step may have too few
+        ran_T = ~np.isnan(self.stored(self.received)).all((1, 2, 3))
+        return self.stored("visible") * ran_T[:, None]
 
     @cached_property
-    def seen(self) -> Seen:
-        """Results of one pass over the attention."""
-        return self.read()
+    def shape(self) -> tuple[int, ...]:
+        """Numbers of steps, layers, heads and keys."""
+        if self.has_attention:
+            return self.run.shape(self.attention, self.received, self.index)
+        return (*self.facts["main"].shape, self.visible_TK.shape[1])
 
-    @property
-    def received_TLHK(self) -> np.ndarray:
-        """Received attention a_j, as if all positions had run: an even share is 1. Whole, and not
-        kept.
-        """
-        counts_TK, positions_T = self._needed("visible"), self.positions_T
-        return even_share(
-            self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None]
-        )[0]
+    def scored(self) -> Iterator[Scored]:
+        """Received attention of each layer, (step, 1, head, key)."""
+        received_TLHK = self.stored(self.received)
+        around = self._counts_TK[:, None, None], self.positions_T[:, None, None]
+        for layer in range(received_TLHK.shape[1]):
+            yield scored(received_TLHK[:, layer : layer + 1], *around)
 
     @property
     def score_TLHK(self) -> np.ndarray:
-        """Mean weight of the keys in multiples of an even share; NaN if no key is defined. Whole,
-        and not kept.
-        """
-        return np.concatenate([slab.score for slab in self.slabs()])
+        """Mean weight of the keys in multiples of an even share; NaN if no key is defined."""
+        return np.concatenate([one.score for one in self.scored()], axis=1)
+
+    @cached_property
+    def received_TLK(self) -> np.ndarray:
+        """The same, mean over heads."""
+        return np.concatenate([one.score.mean(2) for one in self.scored()], axis=1)
+
+    @cached_property
+    def greatest(self) -> float:
+        """The most that any key of any head receives."""
+        return max(float(np.nan_to_num(one.score).max(initial=0)) for one in self.scored())
 
     @cached_property
     def exists_TK(self) -> np.ndarray:
         """Whether the key is there, and enough queries see it to be judged (`is_judgeable`)."""
         return is_judgeable(self.visible_TK)
-
-    @cached_property
-    def reading(self) -> str:
-        """Queries that are read: "all queries" or "all queries so far"."""
-        return reading_of(self.run.info)
-
-    @cached_property
-    def strongest(self) -> Strongest:
-        """The strongest key of every head. Reads the attention, unless that was done."""
-        how: dict[str, Any] = {"windows_WLHK": self.array("window_received")}
-        if self.reading != SO_FAR:
-            how = {"mobility_LH": self.motion.mobility}
-        elif how["windows_WLHK"] is None:
-            # a text of fewer than eight queries
-            how = {"mobility_LH": np.full(self.shape[1:3], np.nan)}
-        return strongest(self.seen.main_TLH, self.seen.share_TLH, added=self.added, **how)
-
-    @cached_property
-    def motion(self) -> Motion:
-        """How the main sinks move under the rule. Reads the attention, unless that was done."""
-        counter = MotionCounter(self.shape, self.rule, self.added)
-        one_pass(self.slabs(), counter)
-        return counter.motion
-
-    @cached_property
-    def last_row_mobility_LH(self) -> np.ndarray | None:
-        """Chance that the last rows of two steps have different strongest keys; None if it was not
-        recorded.
-        """
-        main_TLH = self.array("last_row_main")
-        return None if main_TLH is None else chance_elsewhere(main_TLH.astype(int), main_TLH >= 0)
-
-    @cached_property
-    def mean_share_TK(self) -> np.ndarray:
-        """Mean weight that the queries which see a key give it, mean over layers and heads; NaN if
-        it does not exist.
-        """
-        return self.seen.share_TLK.mean(1)
-
-    @cached_property
-    def main_TLH(self) -> np.ndarray:
-        """The strongest key, -1 if none is defined."""
-        return self.seen.main_TLH
 
     @property
     def threshold_T(self) -> np.ndarray:
@@ -376,17 +407,10 @@ class Sample:
         """
         return np.full(len(self.positions_T), threshold(self.rule, self.positions_T), dtype=float)
 
-    @cached_property
-    def events_TK(self) -> np.ndarray:
-        """Number of (layer, head) pairs that have a sink at the key."""
-        return self.seen.events_TLK.sum(1, dtype=np.int64)
-
     value_norm_TLK = _recorded("value_norm")
     """Length of value vectors, mean over heads."""
     key_norm_TLK = _recorded("key_norm")
     """Length of key vectors, mean over heads."""
-    share_by_state_TGLH = _recorded("share_by_state")
-    """Mean weight the queries of one state give to the key that they attend to most."""
     output_norm_TGLH = _recorded("output_norm")
     """Length of a head's output, mean over the queries of one state."""
     noop_bound_TGLH = _recorded("noop_bound")

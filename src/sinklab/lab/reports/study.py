@@ -22,15 +22,13 @@ from sinklab.lab.analysis import (
     ninety_six,
     start_only,
 )
+from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
 from sinklab.lab.reports.findings import controls_of
-from sinklab.lab.reports.measured import Measured, measured
+from sinklab.lab.reports.measured import Measured, found_of
 from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
-
-MOST_KEPT = 2_000_000
-"""keys over steps, layers and samples whose numbers are kept: less than 100 MB"""
 
 
 def _unknown(name: str, why: str) -> Verdict:
@@ -60,7 +58,7 @@ def chosen_share(study: "Study") -> float:
     """
     are_sinks = [np.zeros(0)]
     for sample in map(study.sample, study.recorded):
-        flags_TLHK = np.concatenate([slab.sinks(study.rule) for slab in sample.slabs()])
+        flags_TLHK = np.concatenate([one.flags(study.rule) for one in sample.scored()], axis=1)
         layer_N, head_N, step_N, key_N = study.blocked_keys(sample, sample.step_numbers_T + 1)
         there_N = key_N < flags_TLHK.shape[-1]
         places = (one_N[there_N] for one_N in (step_N, layer_N, head_N, key_N))
@@ -72,8 +70,8 @@ def chosen_share(study: "Study") -> float:
 class Study(Reader):
     """One run of kind "study".
 
-    Everything measured comes from one pass over the samples, made when the first such number is
-    asked for; arrays are not kept.
+    What is measured is pooled from the facts of the samples when the first such number is asked
+    for; arrays are not kept.
     """
 
     rule: Rule = DEFAULT
@@ -181,8 +179,8 @@ class Study(Reader):
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Indices in ``samples`` of the samples with attention."""
-        places = tuple(place for place, one in enumerate(self.samples) if one.has_attention)
-        if places and self.received not in self.samples[places[0]].names:
+        places = tuple(place for place, one in enumerate(self.samples) if one.has_facts)
+        if places and self.received not in (*self.samples[places[0]].names, "received"):
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
                 "add it to the setting `statistics` of the trace of a diffusion model"
@@ -194,25 +192,8 @@ class Study(Reader):
         return self.samples[self.recorded[0]]
 
     def sample(self, place: int) -> Sample:
-        """One of ``samples``. Arrays of small ones are kept; of others those of the first, which
-        figures show.
-        """
-        return self._kept.get(place) or self.samples[place]
-
-    @property
-    def is_large(self) -> bool:
-        """Whether its samples are too many numbers to be kept, and are measured by workers."""
-        return len(self._kept) < len(self.recorded)
-
-    @cached_property
-    def _kept(self) -> dict[int, Sample]:
-        if not self.recorded:
-            return {}
-        steps, layers, _, keys = self._first.shape
-        kept = {self.recorded[0]: self._first}
-        if len(self.recorded) * steps * layers * keys <= MOST_KEPT:
-            kept |= {place: self.samples[place] for place in self.recorded[1:]}
-        return kept
+        """One of ``samples``; that which figures show is kept."""
+        return self._first if place in self.recorded[:1] else self.samples[place]
 
     @cached_property
     def layers(self) -> list[int]:
@@ -302,15 +283,15 @@ class Study(Reader):
 
     @cached_property
     def measured(self) -> Measured:
-        """Everything that needs the arrays, from one pass over the samples."""
-        return measured(self.sample, self.recorded, self._kept, self.layers, self.heads)
+        """The facts of the samples, pooled."""
+        found = [
+            found_of(self.sample(place), self.layers, self.heads)
+            for place in counted("reading samples", self.recorded, len(self.recorded))
+        ]
+        return Measured(found, self.layers, self.heads, self.rule)
 
     curve = of_measured("curve")
     """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
-    attention.
-    """
-    histogram = of_measured("histogram")
-    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without
     attention.
     """
     motion = of_measured("motion")

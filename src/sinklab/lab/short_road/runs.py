@@ -24,6 +24,8 @@ import pandas as pd
 from sinklab.core.errors import near
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis.answers import Answers
+from sinklab.lab.analysis.counts import main_sink
+from sinklab.lab.analysis.facts import HEADS
 from sinklab.lab.records import reading
 from sinklab.lab.records.info import reading_of
 from sinklab.lab.records.writing import names_in
@@ -165,31 +167,27 @@ class Run(reading.Run):
     def _table(self, rule: Rule | str | None, *, only_sinks: bool) -> pd.DataFrame:
         study, frames = as_studies(self, rule=rule)[0], []
         for sample in map(study.sample, study.recorded):
-            for slab in sample.slabs():
-                sinks_TLHK = slab.sinks(study.rule)
-                at = step, layer, head, key = np.nonzero(sinks_TLHK if only_sinks else slab.exists)
-                step, main = step + slab.at[0].start, slab.main[at[:3]] == key
+            label_TK, state_TK = sample.labels_TK, sample.ages_TK
+            for number, one in zip(study.layers, sample.scored(), strict=True):
+                sinks_T1HK, main_T1H = one.flags(study.rule), main_sink(one.score)
+                at = step, _, head, key = np.nonzero(sinks_T1HK if only_sinks else one.exists)
                 rows = {"sample": sample.index, "step": sample.step_numbers_T[step]}
+                rows |= {"layer": number, "head": np.array(study.heads)[head]}
+                rows |= {"position": key - sample.added, "token": label_TK[step, key]}
+                seen = np.broadcast_to(one.seen_by, one.received.shape)[at]
                 rows |= {
-                    "layer": np.array(study.layers)[layer],
-                    "head": np.array(study.heads)[head],
+                    "state": state_TK[step, key],
+                    "received": one.score[at],
+                    "weight": one.received[at] / seen,
+                    "sink": sinks_T1HK[at],
+                    "main": main_T1H[at[:3]] == key,
                 }
-                rows |= {"position": key - sample.added, "token": sample.labels_TK[step, key]}
-                received, visible = (
-                    slab.received[at],
-                    np.broadcast_to(slab.visible, slab.received.shape)[at],
-                )
-                rows |= {
-                    "state": sample.ages_TK[step, key],
-                    "received": slab.score[at],
-                    "weight": received / visible,
-                }
-                frames.append(pd.DataFrame(rows | {"sink": sinks_TLHK[at], "main": main}))
+                frames.append(pd.DataFrame(rows))
         if not frames:
             raise ValueError(f"{self!r} recorded no attention; choose other steps to record")
-        return pd.concat(frames, ignore_index=True).astype(
-            {"token": "category", "state": "category"}
-        )
+        found = pd.concat(frames).sort_values(["sample", "step", "layer"], kind="stable")
+        labels = {"token": "category", "state": "category"}
+        return found.reset_index(drop=True).astype(labels)
 
     def mobility(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """How mobile the main sink of each head is, layer × head, a mean over samples.
@@ -202,7 +200,8 @@ class Run(reading.Run):
         study, found = as_studies(self, rule=rule)[0], []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
         for sample in map(study.sample, study.recorded):
-            found.append(pd.DataFrame(sample.strongest.mobility_LH, *axes))
+            mobility_LH = sample.facts["heads"][HEADS.index("stable_mobility")]
+            found.append(pd.DataFrame(mobility_LH, *axes))
         return pd.concat(found).groupby(level="layer").mean()
 
     def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:

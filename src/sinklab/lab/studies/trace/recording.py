@@ -23,8 +23,10 @@ from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
 from sinklab.core.subject import Canvas
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
+from sinklab.lab.analysis.facts import AXES
 from sinklab.lab.measures.statistics import WINDOW
-from sinklab.lab.records import STUDY_DIMS, of_twin
+from sinklab.lab.records import STUDY_DIMS, of_twin, open_run
+from sinklab.lab.reports.samples import FACTS, FACTS_TABLE, Sample
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings
@@ -371,8 +373,23 @@ class Recorder:
         if arrays:
             dims = {name: self.dims(name) for name in arrays}
             run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
+            self._write_facts(run, sample, kind)
         for name, table in self.tables(sample).items():
             run.table(of_twin(name, kind), table, part=sample)
+
+    def _write_facts(self, run: Any, sample: int, kind: str) -> None:
+        """Write the facts of the arrays as they were stored, of which they can be derived anew."""
+        one = Sample(open_run(run.path), sample, self._added, DEFAULT, twin=kind)
+        small = {name: array for name, array in one.facts.items() if AXES.get(name) != AXES["main"]}
+        run.arrays(
+            of_twin(FACTS, kind),
+            small,
+            {name: AXES.get(name, ("step", "layer")) for name in small},
+            dtype={name: str(one.dtype) for name, one in small.items() if one.dtype.kind == "f"},
+            part=sample,
+        )
+        table = one.table(self._selection.layers, self._selection.heads)
+        run.table(of_twin(FACTS_TABLE, kind), table, part=sample)
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""

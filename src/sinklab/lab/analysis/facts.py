@@ -1,0 +1,378 @@
+"""Facts of one sample: which key of every head receives most, how much, whether it is a sink, and
+how that changes.
+
+They are made once, while the attention is in memory: tables, figures and sentences are of facts,
+not of maps. Samples are pooled by adding up, so most facts are sums and the numbers of what was
+added. Whoever wants another rule derives them anew from the arrays, by the same function.
+"""
+
+# T steps, L layers, H heads, K keys (added sinks first), R text keys, E thresholds, G states of
+# positions or queries
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sinklab.core.sinks import DEFAULT, STATES, Excess, Gu, Rule, has_unequal_counts, where_exists
+from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
+from sinklab.lab.analysis.movement import at_key, followed
+from sinklab.lab.analysis.rules import Top
+from sinklab.lab.analysis.strongest import chance_elsewhere, strongest
+
+CHUNK = 1 << 22
+"""numbers of received attention that are worked on at once, in whole layers"""
+EPSILONS = np.linspace(0, 10, 21)
+"""thresholds of the published curve (Rulli et al., Fig. 10)"""
+EDGES = np.geomspace(2.0**-8, 2.0**12, 81)
+"""borders of the bins of scores, in multiples of an even share"""
+with warnings.catch_warnings():
+    # Eq. 3 as printed is listed to show that it never fires.
+    warnings.simplefilter("ignore")
+    RULES: Mapping[str, Rule] = {
+        "excess, sum, 3": Excess(3.0),
+        "excess, mean, 3 (as printed)": Excess(3.0, "mean"),
+        "excess, percent, 3": Excess(3.0, "percent"),
+        "excess, z-score, 3": Excess(3.0, "zscore"),
+        "mean weight over 0.3 (Gu)": Gu(0.3),
+        "top 1": Top(1),
+    }
+    """the rules of the literature"""
+COUNTS = ("heads", "keys", "sinks", "with_sink", "received", "absorbed", "both", "either")
+"""what is counted of each rule; both, either: keys that it and the first rule flag"""
+MOTION = ("steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump")
+HEADS = (*MOTION, "weight", "first", "stable_mobility", "window_weight", "last_row_mobility")
+"""fields of the fact ``heads``: those of `Motion`, and of the strongest key, be it a sink or not"""
+WIDE = ("share", "text_share", "added_share", "absorbed", "sinks", "stays", "is_sink")
+"""facts by step, layer and head besides ``main``"""
+NORMS = {"value_norm": "norm", "key_norm": "key_norm"}
+"""recorded lengths of vectors -> their names among the facts"""
+
+_HEAD, _LAYER, _KEY = ("step", "layer", "head"), ("layer",), ("step", "key")
+_SUM = ("sum", "layer")
+SUMMED = (*WIDE[1:5], "alike", "score", *(f"share_{state}" for state in STATES))
+COUNTED = ("events", "added_events", "mains", "added_mains", "moves", "text_moves", "transitions")
+AXES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("main", *WIDE), _HEAD),
+    **{f"sum_{name}": _SUM for name in SUMMED},
+    **dict.fromkeys((*COUNTED, "steps", "sink_keys", "places"), _LAYER),
+    "share_LH": ("layer", "head"),
+    "heads": ("field", "layer", "head"),
+    "text_heads": ("text_field", "layer", "head"),
+    **dict.fromkeys(("events_TK", "mains_TK", "share_TK", "visible"), _KEY),
+    **dict.fromkeys(("positions", "step_number"), ("step",)),
+    "sum_stays": ("sum", "step"),
+    "with_sink": ("sum",),
+    "curve": ("layer", "threshold"),
+    "cells": ("bin",),
+    "rules": ("rule", "count"),
+    "overlap": ("layer", "other"),
+    **{f"received_{state}": _SUM for state in STATES},
+    **{f"added_{norm}": _SUM for norm in NORMS.values()},
+    **{
+        f"{kind}_{norm}": ("sum", "state", "layer")
+        for kind in ("sink", "rest")
+        for norm in NORMS.values()
+    },
+}
+"""Every fact and the names of its axes; ``sum``: the sum of numbers, and how many were added."""
+
+
+def facts(
+    arrays: Mapping[str, np.ndarray],
+    states_TS: np.ndarray | None = None,
+    *,
+    rule: Rule = DEFAULT,
+    added: int = 0,
+    so_far: bool = False,
+    of: str = "received",
+) -> dict[str, np.ndarray]:
+    """Facts of one sample, by name (`AXES`).
+
+    Args:
+        arrays: of a recording as they are stored, by name: ``of``, visible, positions; and, if they
+            were recorded, value_norm, key_norm, share_by_state, window_received, last_row_main.
+        states_TS: state of each position (`STATES`), -1 if there is none; None if not known.
+        rule: definition of a sink.
+        added: added sink columns in front of the keys.
+        so_far: a step has the queries of all steps before it too, so that a key stays strongest by
+            construction: mobility is told by disjoint windows of queries.
+        of: the array that the rule reads.
+    """
+    received, visible_TK, positions_T = arrays[of], arrays["visible"], arrays["positions"]
+    steps, layers, heads, keys = received.shape
+    named = rules_beside(rule)
+    stride = max(1, CHUNK // max(1, steps * heads * keys))
+    parts = []
+    for start in range(0, layers, stride):
+        some = received[:, start : start + stride]
+        parts.append(_of_layers(some, visible_TK, positions_T, named, added))
+    found = {name: _joined(name, [part[name] for part in parts]) for name in parts[0]}
+    events_TLK, share_TLK = found.pop("events_TLK"), found.pop("share_TLK")
+    found |= {
+        "visible": visible_TK.astype(np.float32),
+        "positions": positions_T.astype(np.float32),
+        "events_TK": events_TLK.sum(1, dtype=np.int32),
+        "share_TK": share_TLK.mean(1),
+        "added_events": events_TLK[..., :added].sum((0, 2), dtype=float),
+        "sink_keys": (events_TLK > 0).sum((0, 2), dtype=float),
+        "overlap": _overlap(events_TLK),
+    }
+    if "step_number" in arrays:
+        found["step_number"] = arrays["step_number"]
+    found["heads"] = np.concatenate([found["heads"], _of_strongest(found, arrays, added, so_far)])
+    if "share_by_state" in arrays:
+        for number, state in enumerate(STATES):
+            found[f"sum_share_{state}"] = _sums(arrays["share_by_state"][:, number])
+    exists_TK = ~np.isnan(share_TLK).all(1)
+    here_TL = (found["main"] >= 0).sum(2)
+    return found | _by_state(arrays, states_TS, events_TLK, share_TLK, here_TL, exists_TK, added)
+
+
+def rules_beside(rule: Rule) -> dict[str, Rule]:
+    """The rules that are counted: those of the literature, behind ``rule`` if it is none."""
+    first = next(iter(RULES.values()))
+    return dict(RULES) if rule == first else {"": rule, **RULES}
+
+
+def _joined(name: str, parts: list[np.ndarray]) -> np.ndarray:
+    axes = AXES.get(name, ("step", "layer", "key"))
+    if "layer" in axes:
+        return np.concatenate(parts, axis=axes.index("layer"))
+    return np.sum(parts, axis=0)
+
+
+def _sums(values_TLX: np.ndarray, weights: Any = 1.0) -> np.ndarray:
+    """(2, L) sum of weighted numbers over all axes but the layers, and of their weights; NaN is
+    left out.
+    """
+    values = values_TLX.astype(float)
+    known = ~np.isnan(values)
+    weight = np.where(known, weights, 0.0)
+    over = (0, *range(2, values.ndim))
+    return np.array([(np.where(known, values, 0) * weight).sum(over), weight.sum(over)])
+
+
+def _of_layers(
+    received_TLHK: np.ndarray,
+    visible_TK: np.ndarray,
+    positions_T: np.ndarray,
+    rules: Mapping[str, Rule],
+    added: int,
+) -> dict[str, np.ndarray]:
+    """The facts of some layers that need all their keys."""
+    visible, positions = visible_TK[:, None, None], positions_T[:, None, None]
+    one = scored(received_TLHK, visible, positions)
+    most_T11 = one.most
+    main_TLH = main_sink(one.score)
+    exists_TLH = main_TLH >= 0
+    text = one.score[..., added:]
+    text_main_TLH = main_sink(text)
+    known = where_exists(one.exists, one.received)
+    there = ~np.isnan(one.received) & (one.seen_by > 0)
+    total_TLH = where_exists(there, one.received).sum(-1)
+    rows, sinks = _of_rules(one, rules, known, main_TLH, total_TLH)
+    number_TLH = sinks.sum(-1)
+    events_TLK = sinks.sum(2, dtype=np.uint16)
+    taken_TLH = np.where(sinks, known, 0).sum(-1)
+    moved = followed(one, main_TLH, sinks, added=added)
+    found: dict[str, Any] = {
+        "main": main_TLH.astype(np.int32),
+        "share": at_key(one.score, main_TLH) / most_T11,
+        "text_share": at_key(text, text_main_TLH) / most_T11,
+        "added_share": np.full(main_TLH.shape, np.nan),
+        "absorbed": ratio(taken_TLH, total_TLH),
+        "sinks": np.where(exists_TLH, number_TLH, np.nan),
+        "stays": _stays(sinks, number_TLH),
+        "is_sink": moved.counted.astype(float),
+    }
+    if added:
+        found["added_share"] = one.score[..., :added].sum(-1) / most_T11
+    score_TL = np.where(sinks, one.score, 0).sum((2, 3), dtype=float)
+    score_TL *= positions_T[:, None] / most_T11[..., 0]
+    pairs_L, moves_L = _moves(main_TLH)
+    found |= {f"sum_{name}": _sums(found[name]) for name in WIDE[1:5]}
+    found |= {
+        "sum_alike": _sums(_alike(sinks)),
+        "sum_score": np.array([score_TL.sum(0), number_TLH.sum((0, 2))], dtype=float),
+        "sum_stays": np.array(
+            [np.nansum(found["stays"], (1, 2)), (~np.isnan(found["stays"])).sum((1, 2))]
+        ),
+        "events": number_TLH.sum((0, 2), dtype=float),
+        "mains": exists_TLH.sum((0, 2), dtype=float),
+        "added_mains": (exists_TLH & (main_TLH < added)).sum((0, 2), dtype=float),
+        "moves": moves_L,
+        "text_moves": _moves(text_main_TLH)[1],
+        "transitions": pairs_L,
+        "steps": exists_TLH.any(2).sum(0, dtype=float),
+        "share_LH": np.nansum(found["share"], axis=0, dtype=float),
+        "heads": np.array([getattr(moved, name) for name in MOTION], dtype=float),
+        "with_sink": np.array([(number_TLH[exists_TLH] > 0).sum(), exists_TLH.sum()], dtype=float),
+        "events_TLK": events_TLK,
+        "share_TLK": one.score.mean(2) / most_T11,
+        "mains_TK": _holders(main_TLH, received_TLHK.shape[-1]),
+        "curve": _curve(one),
+        "places": one.exists.sum((0, 2, 3), dtype=float),
+        "cells": _binned(one),
+        "rules": rows,
+    }
+    if added:
+        alone = scored(one.received[..., added:], one.seen_by[..., added:], positions)
+        flags = alone.flags(next(iter(rules.values())))
+        moved = followed(alone, main_sink(alone.score), flags)
+        found["text_heads"] = np.array([getattr(moved, name) for name in MOTION], dtype=float)
+    return found
+
+
+def _of_rules(
+    one: Scored,
+    rules: Mapping[str, Rule],
+    known: np.ndarray,
+    main_TLH: np.ndarray,
+    total_TLH: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`COUNTS` of each rule, and the flags of the first."""
+    heads, keys = np.count_nonzero(main_TLH >= 0), np.count_nonzero(one.exists)
+    rows: list[list[Any]] = []
+    first = np.zeros(0)
+    for rule in rules.values():
+        if rule == Top(1):
+            # also of a single key, of which the rule leaves none
+            flags = np.arange(one.received.shape[-1]) == main_TLH[..., None]
+        else:
+            flags = one.flags(rule)
+        if not rows:
+            first = flags
+        sinks, both = np.count_nonzero(flags), np.count_nonzero(flags & first)
+        absorbed = known[flags].sum(dtype=float)
+        with_sink = np.count_nonzero(flags.any(-1))
+        either = sinks + np.count_nonzero(first) - both
+        received = total_TLH.sum(dtype=float)
+        rows.append([heads, keys, sinks, with_sink, received, absorbed, both, either])
+    return np.array(rows, dtype=float), first
+
+
+def _curve(one: Scored) -> np.ndarray:
+    """(L, E) number of (step, head, key) that are sinks of `Excess` at each of `EPSILONS`."""
+    rules = [Excess(epsilon) for epsilon in EPSILONS.tolist()]
+    if has_unequal_counts(one.seen_by).any():
+        return np.array([one.flags(rule).sum((0, 2, 3)) for rule in rules], dtype=float).T
+    # one bound a step; what is above a higher one is above the lowest
+    cells = np.nonzero(one.flags(rules[0]))
+    values, layers = one.received[cells], one.received.shape[1]
+    counts = []
+    for rule in rules:
+        limit_T = np.broadcast_to(rule.threshold(one.most), (len(one.received), 1, 1))[:, 0, 0]
+        above = values > limit_T[cells[0]]
+        counts.append(np.bincount(cells[1][above], minlength=layers))
+    return np.array(counts, dtype=float).T
+
+
+def _binned(one: Scored) -> np.ndarray:
+    """Number of scores below the first of `EDGES`, in each bin, and at or above the last."""
+    place = np.searchsorted(EDGES, one.score[one.exists], side="right")
+    return np.bincount(place, minlength=len(EDGES) + 1).astype(float)
+
+
+def _holders(main_TLH: np.ndarray, keys: int) -> np.ndarray:
+    """(T, K) number of heads whose strongest key it is."""
+    rows_TN = main_TLH.reshape(len(main_TLH), -1)
+    step, place = np.nonzero(rows_TN >= 0)
+    cells = step * keys + rows_TN[step, place]
+    return np.bincount(cells, minlength=len(rows_TN) * keys).reshape(-1, keys).astype(np.int32)
+
+
+def _moves(main_TLH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(L,) pairs of successive steps of a head that have a strongest key, and at how many of them
+    it is another one.
+    """
+    pairs = (main_TLH[1:] >= 0) & (main_TLH[:-1] >= 0)
+    moved = pairs & (main_TLH[1:] != main_TLH[:-1])
+    return pairs.sum((0, 2), dtype=float), moved.sum((0, 2), dtype=float)
+
+
+def _stays(sinks: np.ndarray, number_TLH: np.ndarray) -> np.ndarray:
+    """(T, L, H) Jaccard overlap of a head's sinks with those of the step before; NaN if neither
+    step has any, and at the first.
+    """
+    found = np.full(number_TLH.shape, np.nan)
+    common = (sinks[1:] & sinks[:-1]).sum(-1)
+    found[1:] = ratio(common, number_TLH[1:] + number_TLH[:-1] - common)
+    return found
+
+
+def _alike(sinks: np.ndarray) -> np.ndarray:
+    """(T, L) mean Jaccard overlap of two heads of a layer, over the pairs with any sink."""
+    flags = sinks.astype(np.float32)
+    common_TLHH = flags @ flags.swapaxes(-1, -2)
+    size_TLH = np.diagonal(common_TLHH, axis1=-2, axis2=-1)
+    either_TLHH = size_TLH[..., None] + size_TLH[..., None, :] - common_TLHH
+    above = np.triu(np.ones(either_TLHH.shape[-2:], dtype=bool), 1)
+    shared = np.where(above, common_TLHH / np.maximum(either_TLHH, 1), 0)
+    return ratio(shared.sum((-2, -1), dtype=float), (above & (either_TLHH > 0)).sum((-2, -1)))
+
+
+def _overlap(events_TLK: np.ndarray) -> np.ndarray:
+    """(L, L) overlap of the sinks of two layers, mean over steps: of the numbers of heads that have
+    a sink at each key, the sum of the lesser over the sum of the greater.
+    """
+    layers = events_TLK.shape[1]
+    counts = events_TLK.astype(np.float32)
+    found = np.full((layers, layers), np.nan)
+    for layer in range(layers):
+        one = counts[:, layer : layer + 1]
+        common_TL = np.minimum(counts[:, layer:], one).sum(-1, dtype=float)
+        shared_TL = ratio(common_TL, np.maximum(counts[:, layer:], one).sum(-1, dtype=float))
+        mean_L = ratio(np.nansum(shared_TL, axis=0), (~np.isnan(shared_TL)).sum(0))
+        found[layer, layer:] = found[layer:, layer] = mean_L
+    return found
+
+
+def _of_strongest(
+    found: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], added: int, so_far: bool
+) -> np.ndarray:
+    """The fields of `HEADS` behind those of `Motion`."""
+    how: dict[str, Any] = {"mobility_LH": found["heads"][MOTION.index("mobility")]}
+    if so_far:
+        # a text of fewer than eight queries has no window
+        how = {"mobility_LH": np.full(found["main"].shape[1:], np.nan)}
+        if "window_received" in arrays:
+            how = {"windows_WLHK": arrays["window_received"]}
+    one = strongest(found["main"], found["share"], added=added, **how)
+    last_LH = np.full(found["main"].shape[1:], np.nan)
+    if "last_row_main" in arrays:
+        last_TLH = arrays["last_row_main"].astype(int)
+        last_LH = chance_elsewhere(last_TLH, last_TLH >= 0)
+    return np.array([one.weight_LH, one.first_LH, one.mobility_LH, one.window_weight_LH, last_LH])
+
+
+def _by_state(
+    arrays: Mapping[str, np.ndarray],
+    states_TS: np.ndarray | None,
+    events_TLK: np.ndarray,
+    share_TLK: np.ndarray,
+    here_TL: np.ndarray,
+    exists_TK: np.ndarray,
+    added: int,
+) -> dict[str, np.ndarray]:
+    """Sums of the attention received, and of the norms of sinks and of the rest, over positions in
+    each state apart: masks differ from text in everything.
+    """
+    found = {}
+    events_TLR = events_TLK[..., added:].astype(float)
+    weights = {"sink": events_TLR, "rest": here_TL[..., None] - events_TLR}
+    places = []
+    if states_TS is not None:
+        places = [(states_TS == state)[:, None] for state in range(len(STATES))]
+        received_TLR = share_TLK[..., added:] * arrays["positions"][:, None, None]
+        for state, here in zip(STATES, places, strict=True):
+            found[f"received_{state}"] = _sums(received_TLR, here)
+    for name, norm in NORMS.items():
+        if name not in arrays:
+            continue
+        norm_TLK = np.where(exists_TK[:, None], arrays[name], np.nan).astype(np.float32)
+        found[f"added_{norm}"] = _sums(norm_TLK[..., :added])
+        for kind, weight_TLR in weights.items() if places else ():
+            both = [_sums(norm_TLK[..., added:], weight_TLR * here) for here in places]
+            found[f"{kind}_{norm}"] = np.array(both).swapaxes(0, 1)
+    return found
