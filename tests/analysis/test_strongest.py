@@ -46,20 +46,14 @@ def test_a_head_with_a_strong_key_counts_be_it_another_one_in_every_window():
         1 / 3
     )
     assert found.weight_LH[0] == pytest.approx([0.6, 0.2, 0.1])
-    assert found.first_LH[0].tolist() == [0.75, 0, 0] and not found.always_first_LH.any()
-    assert found.first_share == pytest.approx(3 / 10)
-    assert np.isnan(found.position_TLH[2, 0, 2])
+    assert found.first_LH[0].tolist() == [0.75, 0, 0]
 
 
 def test_steps_of_a_denoiser_are_compared_as_they_are():
     key_TLH = np.array([[[2, 0]], [[2, 1]], [[2, 3]]])
     found = strongest(key_TLH, np.full(key_TLH.shape, 0.4), added=2)
-    assert (
-        found.mobility_LH.tolist() == [[0, 1]]
-        and found.mobility_strong == found.mobility_all == 0.5
-    )
-    assert found.always_first_LH.tolist() == [[True, False]]
-    assert found.position_TLH[:, 0, 1].tolist() == [-2, -1, 1]
+    assert found.mobility_LH.tolist() == [[0, 1]] and found.mobility_strong == 0.5
+    assert found.first_LH.tolist() == [[1, 0]]
     given = strongest(key_TLH, np.full(key_TLH.shape, 0.1), mobility_LH=np.array([[0.1, np.nan]]))
-    assert np.isnan(given.mobility_strong) and given.mobility_all == 0.1
+    assert np.isnan(given.mobility_strong)
     refused(r"\(3, 1, 2\) and \(3, 2\)", strongest, key_TLH, np.ones((3, 2)))

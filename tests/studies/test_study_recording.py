@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import sinklab
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
@@ -393,3 +394,24 @@ def test_facts_of_a_recording_are_those_of_its_arrays_bit_for_bit(how):
     for rule in rules:
         anew = as_shown(run, rule=rule)[0].measured.by_layer
         assert len(anew) == len(study.layers), rule
+
+
+def test_a_run_without_arrays_has_its_facts_and_no_other_rule(tmp_path):
+    how = replace(QUICK, new_tokens=12)
+    whole, bare = (
+        sinklab.open_run(
+            traced(tiny_loaded(2), tmp_path / str(keep), replace(how, keep_arrays=keep)).path
+        )
+        for keep in (True, False)
+    )
+    assert "attention" not in bare.array_files and "attention" in whole.array_files
+    one, other = whole.read.measured, bare.read.measured
+    np.testing.assert_array_equal(one.by_layer, other.by_layer)
+    assert one.motions.equals(other.motions)
+    assert whole.summary().table.equals(bare.summary().table)
+    refused("keep_arrays", bare.with_rule, "excess:epsilon=5")
+    refused("keep_arrays", bare.sinks)
+    strict = whole.with_rule("excess:epsilon=5")
+    assert strict.read.measured.by_layer["events"].sum() < one.by_layer["events"].sum()
+    assert strict.sinks().equals(whole.sinks("excess:epsilon=5"))
+    assert report(bare, tmp_path / "page", tables=()).stat().st_size > 10_000

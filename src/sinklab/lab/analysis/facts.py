@@ -61,7 +61,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "text_heads": ("text_field", "layer", "head"),
     **dict.fromkeys(("events_TK", "mains_TK", "share_TK", "visible"), _KEY),
     **dict.fromkeys(("positions", "step_number"), ("step",)),
-    "sum_stays": ("sum", "step"),
+    **dict.fromkeys(("sum_stays", "sum_strongest"), ("sum", "step")),
     "with_sink": ("sum",),
     "curve": ("layer", "threshold"),
     "cells": ("bin",),
@@ -143,7 +143,7 @@ def _joined(name: str, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _sums(values_TLX: np.ndarray, weights: Any = 1.0) -> np.ndarray:
-    """(2, L) sum of weighted numbers over all axes but the layers, and of their weights; NaN is
+    """(2, L) sum of weighted numbers over all axes but the second, and of their weights; NaN is
     left out.
     """
     values = values_TLX.astype(float)
@@ -195,9 +195,8 @@ def _of_layers(
     found |= {
         "sum_alike": _sums(_alike(sinks)),
         "sum_score": np.array([score_TL.sum(0), number_TLH.sum((0, 2))], dtype=float),
-        "sum_stays": np.array(
-            [np.nansum(found["stays"], (1, 2)), (~np.isnan(found["stays"])).sum((1, 2))]
-        ),
+        "sum_stays": _sums(found["stays"].swapaxes(0, 1)),
+        "sum_strongest": _sums(found["share"].swapaxes(0, 1)),
         "events": number_TLH.sum((0, 2), dtype=float),
         "mains": exists_TLH.sum((0, 2), dtype=float),
         "added_mains": (exists_TLH & (main_TLH < added)).sum((0, 2), dtype=float),

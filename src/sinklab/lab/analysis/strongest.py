@@ -55,19 +55,9 @@ class Strongest:
         return self.strong_LH | (np.nan_to_num(self.window_weight_LH) > STRONG)
 
     @property
-    def position_TLH(self) -> np.ndarray:
-        """Its text position, from 0; below 0 for an added sink, and NaN if no key is defined."""
-        return np.where(self.key_TLH < 0, np.nan, self.key_TLH - self.added)
-
-    @property
     def first_LH(self) -> np.ndarray:
         """Share of steps at which it is the first text token; NaN if no key is ever defined."""
         return ratio((self.key_TLH == self.added).sum(0), (self.key_TLH >= 0).sum(0))
-
-    @property
-    def always_first_LH(self) -> np.ndarray:
-        """Whether it is the first text token at every step at which a key is defined."""
-        return self.first_LH == 1
 
     @property
     def strong_share(self) -> float:
@@ -75,21 +65,11 @@ class Strongest:
         return float(self.strong_LH.mean())
 
     @property
-    def first_share(self) -> float:
-        """Share of (step, head) in which it is the first text token; NaN without any."""
-        return float(ratio((self.key_TLH == self.added).sum(), (self.key_TLH >= 0).sum()))
-
-    @property
     def mobility_strong(self) -> float:
         """Mean of ``mobility_LH`` over the heads with a strong key (`counted_LH`); NaN without
         any.
         """
         return _mean(self.mobility_LH[self.counted_LH])
-
-    @property
-    def mobility_all(self) -> float:
-        """Mean of ``mobility_LH`` over all heads; NaN without any."""
-        return _mean(self.mobility_LH)
 
 
 def strongest(

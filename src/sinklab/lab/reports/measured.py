@@ -402,7 +402,7 @@ def _motion(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict
         counted = strong | (np.nan_to_num(of["window_weight"]) > STRONG)
         overall = overall.of_heads(mobility, counted)
         columns["so_far_mobility"] = of["mobility"].ravel()
-        if "last_row_main" in sample.names:
+        if "mean last_row_main" in sample.facts:
             columns["last_row_mobility"] = of["last_row_mobility"].ravel()
     return {"motion": overall, "motions": pd.DataFrame(columns)}
 

@@ -125,7 +125,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
         sample = study.sample(place)
         if len(samples) >= fits:
             break
-        if not sample.step_numbers_T.size:
+        if not sample.has_attention or not sample.step_numbers_T.size:
             continue
         content = _base(sample, vocabulary, budget - used) | {
             "final": str(finals.get(sample.index) or "")

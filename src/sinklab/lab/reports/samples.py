@@ -4,7 +4,7 @@ steps.
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas
 # positions), S positions, G states of queries (masked, committed, prompt)
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -186,6 +186,8 @@ class Sample:
     """the array of received attention that the rule and all statements read"""
     twin: str = ""
     """model of the attention: the run's own if empty, else this control on the same canvases"""
+    held: tuple[Mapping[str, np.ndarray], Mapping[str, tuple[str, ...]]] | None = None
+    """arrays that are not written yet, as they will be stored, and the names of their axes"""
 
     @property
     def attention(self) -> str:
@@ -205,15 +207,19 @@ class Sample:
     @property
     def has_facts(self) -> bool:
         """Whether there are facts about attention, or arrays to derive them from."""
+        if self.held is not None:
+            return True
         return self.has_attention or self._has(of_twin(FACTS, self.twin))
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes
-        of another layout.
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Recorded arrays and the names of their axes; empty when no attention was recorded.
+        ValueError for axes of another layout.
         """
+        if self.held is not None:
+            return self.held[1]
         if not self.has_attention:
-            return frozenset()
+            return {}
         dims = self.run.dims(self.attention, part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
         wrong = [
@@ -226,13 +232,17 @@ class Sample:
                 f"{self.run.path / ARRAYS.file(self.attention, self.index)} is not that of a "
                 f"study: {wrong[0]!r} has axes {dims.get(wrong[0])}, not {STUDY_DIMS[wrong[0]]}."
             )
-        return frozenset(dims)
+        return dims
 
     def stored(self, name: str) -> np.ndarray:
         """A recorded array as it was stored."""
-        if name not in self.names:
+        if self.held is not None:
+            return self.held[0][name]
+        if name not in self.dims:
             raise NotRecorded(
-                f"This needs recorded attention: {self.run.path} has none of sample {self.index}."
+                f"This needs recorded attention: {self.run.path} has none of sample {self.index}. "
+                "Facts are of the rule that was set; another needs the arrays, which the setting "
+                "`keep_arrays` of a trace keeps."
             )
         array = self.run.array(self.attention, name, part=self.index)
         if name == self.received:
@@ -243,7 +253,7 @@ class Sample:
         """A recorded array in single precision (integers as they are), None when it was not
         recorded.
         """
-        if name not in self.names:
+        if name not in self.dims:
             return None
         array = self.stored(name)
         return array.astype(np.float32) if array.dtype.kind == "f" else array
@@ -270,7 +280,8 @@ class Sample:
         other statistics.
         """
         name = of_twin(FACTS, self.twin)
-        if self.rule != DEFAULT or self.received != "received" or not self._has(name):
+        is_other = self.rule != DEFAULT or self.received != "received"
+        if is_other or self.held is not None or not self._has(name):
             return self.derived()
         found = self.run.arrays(name, part=self.index)
         keys = self.run.table(of_twin(FACTS_TABLE, self.twin), part=self.index)["key"]
@@ -278,7 +289,7 @@ class Sample:
 
     def derived(self) -> dict[str, np.ndarray]:
         """The facts, from the arrays."""
-        arrays = {name: self.stored(name) for name in (*READ, self.received) if name in self.names}
+        arrays = {name: self.stored(name) for name in (*READ, self.received) if name in self.dims}
         arrays["visible"] = self._counts_TK
         found = facts(
             arrays,
@@ -295,10 +306,9 @@ class Sample:
     @cached_property
     def others(self) -> dict[str, tuple[str, ...]]:
         """Name -> axes of the recorded statistics that no figure of its own shows."""
-        dims = self.run.dims(self.attention, part=self.index)
         return {
             name: axes
-            for name, axes in dims.items()
+            for name, axes in self.dims.items()
             if name not in DRAWN and {"step", "layer"} <= {*axes}
         }
 
@@ -333,7 +343,7 @@ class Sample:
     def _small(self, name: str) -> np.ndarray:
         """An array that is both in the facts and among the arrays."""
         written = of_twin(FACTS, self.twin)
-        if self._has(written):
+        if self.held is None and self._has(written):
             return self.run.array(written, name, part=self.index)
         array = self.stored(name)
         return array.astype(np.float32) if array.dtype.kind == "f" else array
@@ -454,11 +464,11 @@ class Sample:
                 f"This needs the table tokens: {self.run.path} has none of sample {self.index}."
             )
         frame = checked(self.run, "tokens", _COLUMNS["tokens"], self.index)
-        numbers = self.step_numbers_T if self.names else np.unique(frame["step"])
+        numbers = self.step_numbers_T if self.has_facts else np.unique(frame["step"])
         frame = frame[frame["step"].isin(numbers)]
         positions = (
             self.visible_TK.shape[1] - self.added
-            if self.names
+            if self.has_facts
             else int(frame["position"].max()) + 1
         )
         if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:

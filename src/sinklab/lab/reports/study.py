@@ -180,7 +180,7 @@ class Study(Reader):
     def recorded(self) -> tuple[int, ...]:
         """Indices in ``samples`` of the samples with attention."""
         places = tuple(place for place, one in enumerate(self.samples) if one.has_facts)
-        if places and self.received not in (*self.samples[places[0]].names, "received"):
+        if places and self.received not in (*self.samples[places[0]].dims, "received"):
             raise ValueError(
                 f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
                 "add it to the setting `statistics` of the trace of a diffusion model"

@@ -10,7 +10,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, wraps
 from html import escape
 from pathlib import Path
@@ -103,6 +103,9 @@ class Run(reading.Run):
 
     is_saved: bool = field(default=True, compare=False)
     """False for a run in a temporary folder, deleted with this object; see `save`."""
+    rule: Any = field(default=None, compare=False)
+    """the definition of a sink that it is read by; None for that of the published figures"""
+    _source: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         about, kept = (
@@ -125,6 +128,20 @@ class Run(reading.Run):
             raise ValueError(f"a run is saved into an empty folder, but {folder} is none")
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
 
+    def with_rule(self, rule: Rule | str) -> Run:
+        """The same run, read by another definition of a sink: its facts are derived anew from the
+        arrays.
+
+            run.with_rule("excess:epsilon=5").summary()
+
+        Raises:
+            ValueError: for an unknown rule, a run that traced no texts, and one without arrays.
+        """
+        # a run in memory lasts as long as whoever reads it
+        found = replace(self, rule=rule, _source=self)
+        _ = found.read.measured
+        return found
+
     @cached_property
     def texts(self) -> list[str]:
         """Text of each sample, the prompt in front; empty for a run of another kind."""
@@ -138,7 +155,7 @@ class Run(reading.Run):
         """The run as reports read it, such as a `sinklab.lab.reports.Study`; it keeps its
         measurements.
         """
-        return as_shown(self, any_kind=True)[0]
+        return as_shown(self, rule=self.rule, any_kind=True)[0]
 
     def sinks(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """Every sink at every recorded step of every head, a row each, with the columns of
@@ -151,6 +168,9 @@ class Run(reading.Run):
                 out.
         """
         return self._table(rule, only_sinks=True).drop(columns="sink")
+
+    def _study(self, rule: Rule | str | None) -> Any:
+        return as_studies(self.read if rule is None else self, rule=rule)[0]
 
     def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
         """Received attention of every key, a row per sample, step, layer, head and position:
@@ -165,7 +185,7 @@ class Run(reading.Run):
         return self._table(rule, only_sinks=False)
 
     def _table(self, rule: Rule | str | None, *, only_sinks: bool) -> pd.DataFrame:
-        study, frames = as_studies(self, rule=rule)[0], []
+        study, frames = self._study(rule), []
         for sample in map(study.sample, study.recorded):
             label_TK, state_TK = sample.labels_TK, sample.ages_TK
             for number, one in zip(study.layers, sample.scored(), strict=True):
@@ -197,7 +217,7 @@ class Run(reading.Run):
         (`sinklab.lab.analysis.Motion`). Of an autoregressive model, in two disjoint windows of its
         queries (`sinklab.lab.analysis.strongest`).
         """
-        study, found = as_studies(self, rule=rule)[0], []
+        study, found = self._study(rule), []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
         for sample in map(study.sample, study.recorded):
             mobility_LH = sample.facts["heads"][HEADS.index("stable_mobility")]
@@ -240,7 +260,7 @@ class Run(reading.Run):
         Raises:
             ValueError: for a run that traced no texts.
         """
-        return as_studies(self.read if rule is None else self, rule=rule)[0].answers
+        return self._study(rule).answers
 
     @property
     def plot(self) -> Plot:

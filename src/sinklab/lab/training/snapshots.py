@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 from sinklab.core.attention.context import is_observed, running
 from sinklab.core.compat import compiled_module
 from sinklab.core.instrument import Recording, trace
-from sinklab.core.sinks import DEFAULT, Rule, find_sinks
+from sinklab.core.sinks import COMMITTED, DEFAULT, MASKED, Rule
 from sinklab.core.subject.config import DiffusionLMConfig
-from sinklab.lab.analysis.counts import main_sink, ratio
-from sinklab.lab.analysis.movement import motion
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.facts import MOTION, facts
+from sinklab.lab.analysis.movement import summarised
 
 SAMPLE = 1 << 14
 """numbers of a row, about, that its median is taken of"""
@@ -126,65 +127,58 @@ def measured_heads(
         added: N.
         rule: definition of a sink.
     """
-    seen = visible_RTK[:, :, None, None]
     queries = visible_RTK.max()
-    sinks_RTLHK = find_sinks(received_RTLHK, rule, seen)
     text_RTLHS = received_RTLHK[..., added:]
     over = (0, 1, 3)
+    states_RTS = np.where(masked_RTS, MASKED, COMMITTED)
+    positions_T = np.full(received_RTLHK.shape[1], visible_RTK.max(), np.float32)
+    rows = [
+        facts(
+            {"received": one, "visible": seen, "value_norm": norms, "positions": positions_T},
+            states,
+            rule=rule,
+            added=added,
+        )
+        for one, seen, norms, states in zip(
+            received_RTLHK, visible_RTK, value_RTLK, states_RTS, strict=True
+        )
+    ]
+    found = {name: np.sum([row[name] for row in rows], axis=0) for name in SUMS}
     layers = {
         "sink_share": received_RTLHK[..., :added].sum(-1).mean(over) / queries,
         "top_text_share": text_RTLHS.max(-1).mean(over) / queries,
         "first_share": text_RTLHS[..., 0].mean(over) / queries,
-        "sinks": sinks_RTLHK.sum(-1).mean(over),
-        "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
+        "sinks": ratio(*found["sum_sinks"]),
+        "text_sinks": ratio(found["events"] - found["added_events"], found["mains"]),
+        "value_added": ratio(*found["added_norm"]),
+        "value_sink": ratio(*found["sink_norm"][:, COMMITTED]),
+        "value_other": ratio(*found["rest_norm"][:, COMMITTED]),
+        "value_masked": ratio(*(found["sink_norm"] + found["rest_norm"])[:, MASKED]),
     }
-    layers |= _holders(main_sink(received_RTLHK, seen), sinks_RTLHK, added)
-    layers |= _values(
-        value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added
-    )
+    main_RTLH = np.array([row["main"] for row in rows])
+    counts = np.array([row["is_sink"] for row in rows]) > 0
+    holder = np.digitize(main_RTLH - added, (0, 1, 4))
+    layers["main_none"] = (~counts).mean(over)
+    layers |= {
+        f"main_{name}": (counts & (holder == place)).mean(over)
+        for place, name in enumerate(HOLDERS)
+    }
     overall = {}
-    for name, start in (("mobility", 0), ("text_mobility", added)):
-        moved = motion(
-            received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule
-        )
-        weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
+    for name, heads in (
+        ("mobility", "heads"),
+        ("text_mobility", "text_heads" if added else "heads"),
+    ):
+        paths = np.array([row[heads][: len(MOTION)] for row in rows])
+        fields = dict(zip(MOTION, paths.swapaxes(0, 1), strict=True))
+        weight = np.where(np.isnan(fields["mobility"]), 0, fields["strength"] * fields["steps"])
         layers[name] = ratio(
-            (weight * np.nan_to_num(moved.mobility)).sum((0, 2)), weight.sum((0, 2))
+            (weight * np.nan_to_num(fields["mobility"])).sum((0, 2)), weight.sum((0, 2))
         )
-        overall[name] = moved.overall.mobility
+        overall[name] = summarised(fields).mobility
     return layers, overall
 
 
-def _holders(main_RTLH: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
-    over = (0, 1, 3)
-    is_sink = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0]
-    counts = is_sink & (main_RTLH >= 0)
-    holder = np.digitize(main_RTLH - added, (0, 1, 4))
-    shares = {"main_none": (~counts).mean(over)}
-    for place, name in enumerate(HOLDERS):
-        shares[f"main_{name}"] = (counts & (holder == place)).mean(over)
-    return shares
-
-
-def _values(
-    value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, masked_RT1S: np.ndarray, heads: int, added: int
-) -> dict[str, np.ndarray]:
-    """Norms by kind of key; a token that is a sink of some heads counts to both sides by their
-    number.
-    """
-
-    def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return ratio((norm * weight).sum((0, 1, 3)), weight.sum((0, 1, 3), dtype=float))
-
-    added_norm = value_RTLK[..., :added]
-    norm = value_RTLK[..., added:]
-    count = sinks_RTLK[..., added:]
-    return {
-        "value_added": mean(added_norm, np.ones_like(added_norm)),
-        "value_sink": mean(norm, count * ~masked_RT1S),
-        "value_other": mean(norm, (heads - count) * ~masked_RT1S),
-        "value_masked": mean(norm, np.broadcast_to(masked_RT1S, norm.shape)),
-    }
+SUMS = ("sum_sinks", "events", "added_events", "mains", "added_norm", "sink_norm", "rest_norm")
 
 
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)

@@ -1,8 +1,8 @@
 """The canvases of a text once more, read by controls."""
 
-# T steps, L layers, H heads, K keys, S canvas positions, M masks
+# T steps, S canvas positions, M masks
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,10 +18,12 @@ from sinklab.core.instrument import intervene
 from sinklab.core.sinks import STATES
 from sinklab.core.subject import Evaluation
 from sinklab.core.subject.canvas import Places, numbered_blocks
-from sinklab.lab.analysis.counts import mean_weight
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.facts import facts
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.controls import shuffled
 from sinklab.lab.records import Run, open_run
+from sinklab.lab.reports.samples import FACTS
 from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import Tick, Work, nothing, write_twins
@@ -44,7 +46,7 @@ def finish(work: Work) -> None:
     them, the table ``control`` has what the first question needs of one (`_write_control`).
     """
     done = open_run(work.run.path)
-    is_recorded = "attention" in done.array_files
+    is_recorded = FACTS in done.array_files
     if work.settings.twin is None and is_recorded and "control" not in done.tables:
         _write_control(work, done)
     if not work.settings.twin:
@@ -79,7 +81,11 @@ def _write_control(work: Work, done: Run) -> None:
         {
             "sample": sample,
             "steps": text["step"].nunique(),
-            "strongest": _strongest(_at(done, sample, text["step"].unique())),
+            "strongest": _strongest(
+                done.array(FACTS, "sum_strongest", sample),
+                done.array(FACTS, "step_number", sample),
+                text,
+            ),
             "control": math.nan,
             "seed": seed,
             "why": "",
@@ -96,7 +102,9 @@ def _write_control(work: Work, done: Run) -> None:
                     settings = replace(task.settings, statistics=("received",))
                     again = replace(task, settings=settings)
                     recorder = retraced(again, text, work.plan.selection, progress=count)
-                    row["control"] = _strongest(recorder.arrays())
+                    arrays = recorder.arrays()
+                    found = facts(arrays, added=task.loaded.added_sinks)
+                    row["control"] = _strongest(found["sum_strongest"], arrays["step_number"], text)
     except ValueError as error:
         why = str(error)
         work.progress.note(f"no control: {why}")
@@ -118,29 +126,11 @@ def _few(task: Task, tokens: pd.DataFrame) -> pd.DataFrame:
     return tokens[tokens["step"].isin(chosen)]
 
 
-def _at(done: Run, sample: int, steps: np.ndarray) -> dict[str, np.ndarray]:
-    """Received attention of some steps of a sample, and the queries that see each key."""
-    recorded = done.array("attention", "step_number", part=sample)
-    spans = [slice(at, at + 1) for at in np.flatnonzero(np.isin(recorded, steps)).tolist()]
-    return {
-        name: np.concatenate([*done.rows("attention", name, sample, spans)])
-        for name in ("received", "visible")
-        if spans
-    }
-
-
-def _strongest(arrays: Mapping[str, np.ndarray]) -> float:
-    """Share of attention of the strongest key of a head, mean over steps and heads; NaN if no key
-    is defined.
+def _strongest(sums_2T: np.ndarray, step_T: np.ndarray, text: pd.DataFrame) -> float:
+    """Share of attention of the strongest key of a head, mean over these steps and heads; NaN if no
+    key is defined.
     """
-    if not arrays:
-        return math.nan
-    weight_TLHK = mean_weight(arrays["received"], arrays["visible"][:, None, None])
-    share_TLH = np.fmax.reduce(weight_TLHK, -1)
-    known = share_TLH[~np.isnan(share_TLH)]
-    if not len(known):
-        return math.nan
-    return float(known.mean())
+    return float(ratio(*sums_2T[:, np.isin(step_T, text["step"])].sum(1)))
 
 
 def retraced(

@@ -26,6 +26,7 @@ from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
 from sinklab.lab.analysis.facts import AXES
 from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, of_twin, open_run
+from sinklab.lab.records.storage import stored
 from sinklab.lab.reports.samples import FACTS, FACTS_TABLE, Sample
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
@@ -369,17 +370,20 @@ class Recorder:
         """Write arrays and small tables as part `sample` of a run folder; `kind`: those of a
         control.
         """
-        arrays = self.arrays()
+        arrays = {
+            name: stored(array, name, DTYPES.get(name)) for name, array in self.arrays().items()
+        }
         if arrays:
             dims = {name: self.dims(name) for name in arrays}
-            run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
-            self._write_facts(run, sample, kind)
+            if self._task.settings.keep_arrays:
+                run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
+            self._write_facts(run, sample, kind, (arrays, dims))
         for name, table in self.tables(sample).items():
             run.table(of_twin(name, kind), table, part=sample)
 
-    def _write_facts(self, run: Any, sample: int, kind: str) -> None:
-        """Write the facts of the arrays as they were stored, of which they can be derived anew."""
-        one = Sample(open_run(run.path), sample, self._added, DEFAULT, twin=kind)
+    def _write_facts(self, run: Any, sample: int, kind: str, held: Any) -> None:
+        """Write the facts, of the arrays as they are stored, beside them."""
+        one = Sample(open_run(run.path), sample, self._added, DEFAULT, twin=kind, held=held)
         small = {name: array for name, array in one.facts.items() if AXES.get(name) != AXES["main"]}
         run.arrays(
             of_twin(FACTS, kind),

@@ -81,6 +81,10 @@ class StudySettings(DecodingSettings):
     """
     maps: tuple[str, ...] = ()
     """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
+    keep_arrays: bool = True
+    """Keep the arrays, which the explorer shows and another sink rule needs; without them a run has
+    its facts alone, and is many times smaller.
+    """
     edits: tuple[Any, ...] = registered(interventions, ())
     """Decode under these interventions, e.g. block_keys:keys=top:k=5 or
     window_attention:radius=16, in this order.
