@@ -219,9 +219,10 @@ class Measured:
         table |= {name: self._mean(f"sum_{name}") for name in ("added_share", "text_share")}
         table["absorbed"] = self._mean("sum_absorbed")
         table |= {f"added_{norm}": self._mean(f"added_{norm}") for norm in NORMS.values()}
-        table |= {name: sums[name] for name in COUNTED[:2]}
+        counts = {name: sums[name].astype(int) for name in COUNTED}
+        table |= {name: counts[name] for name in COUNTED[:2]}
         table |= {name: self._mean(f"sum_{name}") for name in ("sinks", "score")}
-        table |= {name: sums[name] for name in COUNTED[2:]}
+        table |= {name: counts[name] for name in COUNTED[2:]}
         table |= {f"received_{state}": self._mean(f"received_{state}") for state in STATES}
         for norm in NORMS.values():
             table |= _compared(sums, norm, layers)
@@ -390,6 +391,8 @@ def _motion(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict
     }
     of = dict(zip(HEADS, sample.facts["heads"], strict=True))
     columns |= {name: of[name].ravel() for name in MOTION}
+    for name in ("steps", "moves", "transitions", "jumps"):
+        columns[name] = columns[name].astype(int)
     mobility, strong = of["stable_mobility"], np.nan_to_num(of["weight"]) > STRONG
     columns["mobility"] = mobility.ravel()
     columns["word"] = [motion_word(value) for value in columns["mobility"]]

@@ -289,7 +289,8 @@ class Sample:
 
     def derived(self) -> dict[str, np.ndarray]:
         """The facts, from the arrays."""
-        arrays = {name: self.stored(name) for name in (*READ, self.received) if name in self.dims}
+        arrays = {self.received: self.stored(self.received)}
+        arrays |= {name: self.stored(name) for name in READ if name in self.dims}
         arrays["visible"] = self._counts_TK
         found = facts(
             arrays,
