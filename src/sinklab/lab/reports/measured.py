@@ -27,6 +27,7 @@ from sinklab.lab.analysis.facts import (
     rules_beside,
 )
 from sinklab.lab.analysis.movement import MotionSummary, motion_word, summarised
+from sinklab.lab.analysis.rules import threshold
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.tokens import enriched, tallied
 from sinklab.lab.records.info import SO_FAR
@@ -317,13 +318,13 @@ ADD_UP |= {"share_LH", "steps", "sink_keys", "curve", "places", "cells", "rules"
 
 def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
     """The facts of one sample, and what its tokens make of them."""
-    facts, added = sample.facts, sample.added
+    facts, added, positions_T = sample.facts, sample.added, sample.positions_T
     norms = _compared(facts, "norm", len(layers))
     found: dict[str, Any] = {
         "sample": sample,
         "facts": facts,
         "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),
-        "threshold_T": sample.threshold_T,
+        "threshold_T": np.full(len(positions_T), threshold(sample.rule, positions_T), dtype=float),
         "events_S": pd.Series(facts["events_TK"][:, added:].sum(0)),
         "strongest_keys": _strongest_keys(sample),
     }

@@ -4,7 +4,7 @@ steps.
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas
 # positions), S positions, G states of queries (masked, committed, prompt)
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,8 +15,7 @@ import pandas as pd
 from sinklab.core.registry import rules
 from sinklab.core.sinks import DEFAULT, Rule, even_share, is_judgeable
 from sinklab.lab.analysis.counts import Scored, ratio, scored
-from sinklab.lab.analysis.facts import WIDE, facts
-from sinklab.lab.analysis.rules import threshold
+from sinklab.lab.analysis.facts import facts
 from sinklab.lab.analysis.tokens import STATES, characters, token_ages, token_classes
 from sinklab.lab.records.info import SO_FAR, STUDY_DIMS, of_twin, reading_of
 from sinklab.lab.records.reading import Run
@@ -39,15 +38,6 @@ def rule_name(rule: Any) -> str:
 
 class NotRecorded(ValueError):
     """Raised if a result needs something that the run did not record."""
-
-
-def finished(run: Run, name: str) -> pd.DataFrame:
-    """A table that every finished run of its kind has. Raises NotRecorded for a run that did not
-    come to its end.
-    """
-    if name not in run.tables:
-        raise NotRecorded(f"This needs a finished {run.info.kind}: {run.path} is not. Resume it.")
-    return run.table(name)
 
 
 def whole_table(name: str) -> cached_property[Any]:
@@ -319,28 +309,6 @@ class Sample:
         values_TLX = values.reshape(*values.shape[:2], -1)
         return np.asarray(ratio(np.nansum(values_TLX, axis=2), (~np.isnan(values_TLX)).sum(2)))
 
-    def table(self, layers: Sequence[int], heads: Sequence[int]) -> pd.DataFrame:
-        """The facts by step, layer and head, and the token and state of the strongest key; narrow
-        numbers.
-        """
-        found = self.facts
-        main_TLH = found["main"]
-        step_TLH, layer_TLH, head_TLH = np.meshgrid(
-            self.step_numbers_T, layers, heads, indexing="ij"
-        )
-        columns: dict[str, Any] = {
-            "step": step_TLH,
-            "layer": layer_TLH,
-            "head": head_TLH,
-            "key": main_TLH,
-            "position": main_TLH - self.added,
-        }
-        at = np.arange(len(main_TLH))[:, None, None], np.maximum(main_TLH, 0)
-        for name, labels_TK in (("token", self.labels_TK), ("state", self.ages_TK)):
-            columns[name] = np.where(main_TLH < 0, None, labels_TK[at])
-        columns |= {name: found[name].astype(np.float16) for name in WIDE}
-        return pd.DataFrame({name: values.ravel() for name, values in columns.items()})
-
     def _small(self, name: str) -> np.ndarray:
         """An array that is both in the facts and among the arrays."""
         written = of_twin(FACTS, self.twin)
@@ -410,13 +378,6 @@ class Sample:
     def exists_TK(self) -> np.ndarray:
         """Whether the key is there, and enough queries see it to be judged (`is_judgeable`)."""
         return is_judgeable(self.visible_TK)
-
-    @property
-    def threshold_T(self) -> np.ndarray:
-        """Received attention above which a key is a sink; NaN under a rule that is no such
-        bound.
-        """
-        return np.full(len(self.positions_T), threshold(self.rule, self.positions_T), dtype=float)
 
     value_norm_TLK = _recorded("value_norm")
     """Length of value vectors, mean over heads."""

@@ -23,7 +23,7 @@ from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
 from sinklab.core.subject import Canvas
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
-from sinklab.lab.analysis.facts import AXES
+from sinklab.lab.analysis.facts import AXES, WIDE
 from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, of_twin, open_run
 from sinklab.lab.records.storage import stored
@@ -392,8 +392,7 @@ class Recorder:
             dtype={name: str(one.dtype) for name, one in small.items() if one.dtype.kind == "f"},
             part=sample,
         )
-        table = one.table(self._selection.layers, self._selection.heads)
-        run.table(of_twin(FACTS_TABLE, kind), table, part=sample)
+        run.table(of_twin(FACTS_TABLE, kind), _wide(one, self._selection), part=sample)
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""
@@ -420,6 +419,29 @@ class Recorder:
             if len(windows_WLHK):
                 found["window_received"] = _narrowed("window_received", windows_WLHK)
         return found
+
+
+def _wide(sample: Sample, selection: Selection) -> pd.DataFrame:
+    """The facts by step, layer and head, and the token and state of the strongest key; narrow
+    numbers.
+    """
+    found = sample.facts
+    main_TLH = found["main"]
+    step_TLH, layer_TLH, head_TLH = np.meshgrid(
+        sample.step_numbers_T, selection.layers, selection.heads, indexing="ij"
+    )
+    columns: dict[str, Any] = {
+        "step": step_TLH,
+        "layer": layer_TLH,
+        "head": head_TLH,
+        "key": main_TLH,
+        "position": main_TLH - sample.added,
+    }
+    at = np.arange(len(main_TLH))[:, None, None], np.maximum(main_TLH, 0)
+    for name, labels_TK in (("token", sample.labels_TK), ("state", sample.ages_TK)):
+        columns[name] = np.where(main_TLH < 0, None, labels_TK[at])
+    columns |= {name: found[name].astype(np.float16) for name in WIDE}
+    return pd.DataFrame({name: values.ravel() for name, values in columns.items()})
 
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
