@@ -50,11 +50,11 @@ from .printed import write_printed as write_printed
 from .runs import as_shown as as_shown
 from .runs import as_studies as as_studies
 from .runs import as_trainings as as_trainings
+from .runs import finished as finished
 from .samples import NotRecorded as NotRecorded
 from .samples import Reader as Reader
 from .samples import Sample as Sample
 from .samples import checked as checked
-from .samples import finished as finished
 from .study import Study as Study
 from .tables import TABLES as TABLES
 from .tables import TRAINING_TABLES as TRAINING_TABLES

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
+
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Rule
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.reports.answered import curve_of
-from sinklab.lab.reports.samples import Reader
+from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import FREE, Training, variant
 from sinklab.lab.reports.words import words_of
@@ -97,6 +99,15 @@ def as_shown(
         else:
             shown.append(replace(source, **beside) if beside else source)
     return shown
+
+
+def finished(run: Run, name: str) -> pd.DataFrame:
+    """A table that every finished run of its kind has. Raises NotRecorded for a run that did not
+    come to its end.
+    """
+    if name not in run.tables:
+        raise NotRecorded(f"This needs a finished {run.info.kind}: {run.path} is not. Resume it.")
+    return run.table(name)
 
 
 def _refuse_lost_samples(run: Run) -> None:
