@@ -28,7 +28,7 @@ from measure import write_result
 import sinklab
 import sinklab.lab.checkpoints.loading as loading
 from sinklab.lab.cli.models import Generate
-from sinklab.lab.studies.processes import Meter, Progress
+from sinklab.lab.studies.progress import Meter, Progress
 from sinklab.lab.studies.trace.recording import Recorder
 from sinklab.lab.studies.trace.run import follow, prepare
 from sinklab.lab.studies.trace.study import StudySettings, study

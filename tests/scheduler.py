@@ -14,17 +14,16 @@ import time
 from pathlib import Path
 
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.processes import Processes
 from small_runs import Sleeping, contents, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
 
 
-def sleeping(out, worker):
-    Sleeping()(None, out, Sleeping.Settings(units=24, least=0.005), worker=worker)
+def sleeping(out, shard):
+    Sleeping()(None, out, Sleeping.Settings(units=24, least=0.005), shard=shard)
 
 
-def traced(out, worker):
+def traced(out, shard):
     from sinklab.lab.studies.trace.study import StudySettings, study
 
     how = {
@@ -34,19 +33,17 @@ def traced(out, worker):
         "twin": True,
     }
     prompts = tuple(f"The sea {number}" for number in range(8))
-    study(
-        tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), worker=worker
-    )
+    study(tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), shard=shard)
 
 
-def evaluated(out, worker):
+def evaluated(out, shard):
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
     )
-    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(), worker=worker)
+    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(), shard=shard)
 
 
 JOBS = {"sleeping": sleeping, "trace": traced, "eval": evaluated}
@@ -56,7 +53,7 @@ def together(job, out, count, kills, log):
     """How so many workers ended; after each of these pauses one of them is killed."""
 
     def work(rank):
-        return lambda: job(out, Processes.here(f"{rank}/{count}"))
+        return lambda: job(out, f"{rank}/{count}")
 
     running = [launched(work(rank), log) for rank in range(count)]
     for pause, child in zip(kills, running, strict=False):
@@ -107,7 +104,7 @@ def efficiency(folder, units, least, workers):
     settings = Sleeping.Settings(units=units, least=least)
     began = time.perf_counter()
     ends = together(
-        lambda out, worker: Sleeping()(None, out, settings, worker=worker),
+        lambda out, shard: Sleeping()(None, out, settings, shard=shard),
         folder / "run",
         workers,
         [],

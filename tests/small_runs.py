@@ -59,7 +59,7 @@ def given_text():
 
 @studies.register("sleeping")
 class Sleeping(Study):
-    """Units that sleep, so that many workers share few cores."""
+    """Units that sleep, so that many shards share few cores."""
 
     @dataclass(frozen=True)
     class Settings(Checked):
@@ -207,10 +207,10 @@ def contents(place):
     found = {}
     for path in sorted(place.rglob("*")):
         name = re.sub(r"_\d{4}-\d\d-\d\dT.*(?=\.json)", "", str(path.relative_to(place)))
-        # where nobody had to go on with a run, the claim of one that was killed may lie there
+        # where nobody had to go on with a run, the locks of one that was killed may lie there
         if (
             not path.is_file()
-            or ".claims" in path.parts
+            or path.name.endswith(".lock")
             or path.name in ("training_args.bin", "trainer_state.json")
         ):
             continue

@@ -268,7 +268,7 @@ def test_prompts_corpora_and_answers(tmp_path):
             if file.suffix in (".txt", ".jsonl"):
                 with contextlib.suppress(ValueError):
                     [*read_corpus(file)]
-        RequestCache(folder, None, "x")
+        RequestCache(folder, "x")
 
     cases(texts, tmp_path, 150, read)
 

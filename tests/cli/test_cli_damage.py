@@ -38,7 +38,6 @@ READERS = {
     "report": lambda bad, good: ["report", str(good), str(bad), "--out", "page"],
     "compare": lambda bad, good: ["compare", str(good), str(bad), "--out", "page"],
     "figures": lambda bad, good: ["figures", str(bad), "--out", "drawn", "--formats", "png"],
-    "merge": lambda bad, good: ["merge", str(bad), "--out", "merged"],
 }
 
 
@@ -126,7 +125,6 @@ OVER = {
     "report": ["report", "{run}", "--out", "page"],
     "compare": ["compare", "{run}", "{run}", "--out", "page"],
     "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
-    "merge": ["merge", "{run}", "--out", "merged"],
     "onetoken": ["onetoken", "{run}", "--out", "tables"],
     "table1": ["table1", "--render", "{run}", "--out", "tables"],
     "info": ["info", "{run}"],
@@ -149,9 +147,7 @@ def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, told = with_escapes(traced, tmp_path, free=free), 0
     for name, words in OVER.items():
-        given = (
-            shutil.copytree(run, tmp_path / name / run.name) if name in ("merge", "resume") else run
-        )
+        given = shutil.copytree(run, tmp_path / name / run.name) if name == "resume" else run
         try:
             main([word.format(run=given) for word in words])
         except SystemExit:

@@ -22,7 +22,7 @@ from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import commands as own_commands
 from sinklab.lab.registry import studies
-from sinklab.lab.studies.processes import duration
+from sinklab.lab.studies.progress import duration
 from tiny_gemma import tiny_gemma
 from tiny_llama import tiny_llama
 
@@ -66,7 +66,6 @@ def test_commands_stand_in_groups_a_line_each(asked, capsys, monkeypatch):
         ("trace --steps x", "--steps"),
         ("figures r --style ici", "neurips"),
         ("curve --by heads", "head"),
-        ("merge a", "--out"),
         ("info", "MODEL"),
     ],
 )

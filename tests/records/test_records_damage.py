@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from refusals import refused
-from sinklab.lab.records import RunWriter, merge_runs, open_run, write_beside
+from sinklab.lab.records import RunWriter, open_run, write_beside
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 
@@ -220,18 +220,6 @@ def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder,
         READS[name][read](open_run(folder))
 
 
-def test_a_damaged_file_is_not_merged(tmp_path):
-    for number in (0, 1):
-        with writer(tmp_path / str(number)) as run:
-            run.arrays("attention", {"x": np.ones(8)}, dims={"x": ("key",)}, part=number)
-    flip(tmp_path / "1" / "attention-0001.safetensors")
-    refused(
-        r"attention-0001.*--resume", merge_runs, [tmp_path / "0", tmp_path / "1"], tmp_path / "both"
-    )
-    assert (tmp_path / "0" / "attention-0000.safetensors").is_file()
-    assert not any((tmp_path / "both").iterdir())
-
-
 def test_a_reader_follows_a_run_that_is_being_written(tmp_path):
     with writer(tmp_path) as run:
         run.table("curve", {"loss": [3.0]})
@@ -248,6 +236,5 @@ def test_a_link_in_place_of_a_file_is_refused(folder, tmp_path, name):
     (folder / name).symlink_to(tmp_path / name)
     refused(rf"{name} is a link", open_run, folder)
     if name != "run.json":
-        refused(rf"{name} is a link", merge_runs, [folder], tmp_path / "merged")
         assert lost_files(folder, read_info(folder / "run.json")) == {name}
     assert (tmp_path / name).is_file()

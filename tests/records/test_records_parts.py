@@ -1,12 +1,9 @@
-"""Runs that are written in parts, go on after an interruption, and are merged from several
-folders.
-"""
+"""Runs that are written in parts, by one process or several, and go on after an interruption."""
 
-import errno
 import json
-import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +11,8 @@ import pandas as pd
 import pytest
 
 from launched import launch
-from refusals import refused, refusing
-from sinklab.lab.records import RunWriter, merge_runs, open_run
+from refusals import refused
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
@@ -148,9 +145,9 @@ with RunWriter(sys.argv[1], kind="study", model={}, settings={}, seed=0):
 def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, python, call):
     killed = launch(python, "-c", KILLED, "killed", call)
     assert killed.returncode == -9, killed.stderr
-    # the claim, and where there was a byte to be written, the half of a file
+    # locks, and where there was a byte to be written, the half of a file
     left = {path.name.rpartition(".")[2] for path in Path("killed").iterdir()}
-    assert left == {"claims", "part"}
+    assert left == {"lock", "part"}
     for number, how in enumerate(({}, {"resume": True}, {"overwrite": True})):
         path = shutil.copytree("killed", tmp_path / f"run-{number}")
         with RunWriter(path, **RUN, **how) as run:
@@ -200,127 +197,48 @@ def test_overwriting_removes_parts_too(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_folders_are_merged(tmp_path):
-    write("rank0", parts=(0, 2))
-    write("rank1", parts=(1,))
-    run = merge_runs(["rank0", "rank1"], "run")
-    assert written(run) == "a,0,a,1,a,2"
-    assert run.arrays("attention", part=1)["received"].shape == (2, 4)
-    assert run.info.status == "complete"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    # and further parts into what is there
-    write("rank0", parts=(3,))
-    assert merge_runs(["rank0"], "run").parts("tokens") == (0, 1, 2, 3)
-
-
-def test_an_unfinished_folder_leaves_the_merged_run_unfinished():
-    write("rank0", parts=(0,))
-    with pytest.raises(KeyboardInterrupt), RunWriter("rank1", **RUN) as run:
+def test_a_run_has_one_writer():
+    with RunWriter("run", **RUN) as run:
+        sample(run, 0)
+        for how in ({"resume": True}, {"overwrite": True}, {"resume": True, "shard": (0, 2)}):
+            refused(r"run is being written by another", RunWriter("run", **RUN, **how).__enter__)
         sample(run, 1)
-        raise KeyboardInterrupt
-    info = merge_runs(["rank0", "rank1"], "run").info
-    assert (info.status, info.error) == ("interrupted", "KeyboardInterrupt")
+    assert open_run("run").parts("tokens") == (0, 1)
+    assert not list(Path("run").glob(".*"))
 
 
-def test_what_several_folders_hold_is_kept_once(tmp_path):
-    write("a", parts=(0, 1))
-    write("b", parts=(1, 2))
-    write("c", parts=(0, 1, 2))
-    run = merge_runs(["a", "b", "c"], "run")
-    assert written(run) == "a,0,a,1,a,2"
+def test_shards_write_one_run_and_keep_what_the_others_wrote():
+    def fill(first):
+        with RunWriter("run", **RUN, resume=True, shard=(first, 4)) as run:
+            run.is_whole = False
+            for part in range(first, 12, 4):
+                sample(run, part)
+
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(fill, first) for first in range(4)]:
+            job.result()
+    run = open_run("run")
+    assert run.info.status == "running", "none of them said that it is whole"
+    assert run.parts("tokens") == run.parts("attention") == tuple(range(12))
     assert lost_files(run.path, run.info) == set()
-    assert len(run.info.checksums) == 6
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not list(Path("run").glob(".*"))
 
 
-@pytest.mark.parametrize("name", ["a", "../folder/a"])
-def test_runs_are_merged_into_one_of_them(name):
-    """Named in whatever way, the target is not one of the folders that are emptied."""
-    (folder := Path("folder")).mkdir()
-    write(folder / "a", parts=(0,))
-    write(folder / "b", parts=(1,))
-    run = merge_runs([folder / "a", folder / "b"], folder / name)
-    assert written(run) == "a,0,a,1"
-    assert [path.name for path in folder.iterdir()] == ["a"]
-
-
-def test_a_folder_that_is_named_twice_is_merged_once():
-    write("a", parts=(0, 1))
-    Path("again").symlink_to("a")
-    run = merge_runs(["a", "a", "again"], "run")
-    assert run.parts("tokens") == (0, 1) and not Path("a").exists()
-
-
-def test_a_folder_that_is_being_written_is_not_merged():
-    write("a", parts=(0,))
-    with (
-        RunWriter("b", **RUN) as run,
-        refusing("b is being written by another"),
-    ):
-        sample(run, 1)
-        merge_runs(["a", "b"], "run")
-    assert merge_runs(["a", "b"], "run").parts("tokens") == (0, 1)
-
-
-def test_runs_that_differ_or_overlap_are_not_merged():
-    write("a", parts=(0,))
-    write("b", parts=(1,), seed=9)
-    with RunWriter("c", **RUN) as run:
-        run.table("tokens", {"sample": [0, 0], "text": ["a", "another"]}, part=0)
-    for other, message in (("b", "seed is 9, and now it is 3"), ("c", "hold tokens-0000.parquet")):
-        refused(message, merge_runs, ["a", other], "run")
-    assert open_run("a").parts("tokens") == (0,)
-    refused("needs at least one folder", merge_runs, [], "run")
-
-
-def test_a_merge_that_was_cut_short_can_be_repeated(monkeypatch):
-    write("a", parts=(0, 1))
-    real, calls = os.replace, []
-
-    def failing(source, target):
-        calls.append(source)
-        if len(calls) == 3:
-            raise OSError(errno.EIO, "unplugged")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(OSError, match="unplugged"):
-        merge_runs(["a"], "run")
-    monkeypatch.undo()
-    assert written(merge_runs(["a"], "run")) == "a,0,a,1"
-
-
-def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(monkeypatch):
-    write("a", parts=(0,))
-    write("b", parts=(1,))
-    real, calls = os.unlink, []
-
-    def failing(path, **options):
-        calls.append(path)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        real(path, **options)
-
-    monkeypatch.setattr(os, "unlink", failing)
-    with pytest.raises(KeyboardInterrupt):
-        merge_runs(["a", "b"], "run")
-    monkeypatch.undo()
-    left = [folder for folder in ("a", "b") if Path(folder, "run.json").exists()]
-    assert left
-    run = merge_runs(left, "run")
-    assert written(run) == "a,0,a,1"
-    assert not any(Path(folder).exists() for folder in left)
-
-
-def test_a_merge_across_disks_copies(monkeypatch):
-    write("a", parts=(0,))
-    real = os.replace
-
-    def across(source, target):
-        if os.path.dirname(source) != os.path.dirname(target):
-            raise OSError(errno.EXDEV, "another disk")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", across)
-    assert written(merge_runs(["a"], "run")) == "a,0"
-    assert not Path("a").exists()
+def test_a_shard_has_one_writer_and_all_divide_a_run_alike():
+    with RunWriter("run", **RUN, resume=True, shard=(0, 2)) as run:
+        sample(run, 0)
+        Path("run/.tokens-0002.parquet.part").write_bytes(b"half")
+        for wrong in ((0, 2), (1, 3), (0, 1)):
+            other = RunWriter("run", **RUN, resume=True, shard=wrong)
+            refused("run is being written by another", other.__enter__)
+        with RunWriter("run", **RUN, resume=True, shard=(1, 2)) as other:
+            assert other.has("tokens", 0)
+            sample(other, 1)
+        assert Path("run/.tokens-0002.parquet.part").exists(), "somebody may be writing it"
+        assert run.refresh().parts["tokens.parquet"] == [0, 1]
+    # the locks of those that were killed hold nobody up, however they divided the run
+    for name in (".lock", ".2-of-5.lock"):
+        (Path("run") / name).touch()
+    with RunWriter("run", **RUN, resume=True) as run:
+        sample(run, 2)
+    assert not list(Path("run").glob(".*"))

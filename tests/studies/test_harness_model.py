@@ -24,7 +24,7 @@ from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.processes import Processes, Progress, request_key, request_number
+from sinklab.lab.studies.progress import Progress, request_key, request_number
 from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -137,7 +137,7 @@ def test_the_whole_takes_as_long_as_its_documents_at_the_rate_of_those_answered(
     model.loglikelihood(asked)
     # all of them are one unit of work, of three seconds
     assert model.whole() == 15
-    model.worker = Processes(world=3)
+    model.shard = 0, 3
     assert model.whole() == 5
 
 

@@ -13,7 +13,6 @@ pytest.importorskip("lm_eval")
 from refusals import refused
 from shared_data import shared
 from sinklab.lab.records import open_run
-from sinklab.lab.records.leases import Claims
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import RequestCache
@@ -291,31 +290,30 @@ def test_right_is_no_metric_of_which_less_is_better():
 
 
 def test_the_cache_leaves_out_cut_and_foreign_lines():
-    def cache(fingerprint="one"):
-        return RequestCache(Path(), Claims(Path()), fingerprint)
+    def cache(fingerprint="one", number=0):
+        return RequestCache(Path(), fingerprint, number)
 
-    with cache() as first, cache() as second, cache("other") as third:
-        first.add({"a": {"text": "1"}})
-        first.add({})
-        second.add({"b": {"text": "2"}})
-        third.add({"c": {"text": "3"}})
-        first.refresh()
-        assert not first.has(["a", "c"])
-        assert first.has(["a", "b"]), "what another worker answered is there as soon as one looks"
-        # answered by both: the first one counts, and no line more is written
-        first.add({"b": {"text": "other"}})
-        assert first.get("b") == {"text": "2"}
+    first, second, third = cache(), cache(number=1), cache("other", number=2)
+    first.add({"a": {"text": "1"}})
+    first.add({})
+    second.add({"b": {"text": "2"}})
+    third.add({"c": {"text": "3"}})
+    first.refresh()
+    assert not first.has(["a", "c"])
+    assert first.has(["a", "b"]), "what another shard answered is there as soon as one looks"
+    # answered by both: the first one counts, and no line more is written
+    first.add({"b": {"text": "other"}})
+    assert first.get("b") == {"text": "2"}
     assert sorted(path.name for path in Path().iterdir()) == [
         f"requests-{number}.jsonl" for number in range(3)
     ]
     with open("requests-0.jsonl", "a") as handle:
         handle.write('{"run": "one", "key": "d", "ans')
-    with cache() as again:
-        assert [again.get(key) for key in "abcd"] == [{"text": "1"}, {"text": "2"}, None, None]
-        again.add({"d": {"text": "4"}})
-    with cache() as again:
-        assert again.get("d") == {"text": "4"}
-    assert RequestCache(None, None, "").get("a") is None
+    again = cache()
+    assert [again.get(key) for key in "abcd"] == [{"text": "1"}, {"text": "2"}, None, None]
+    again.add({"d": {"text": "4"}})
+    assert cache().get("d") == {"text": "4"}
+    assert RequestCache(None, "").get("a") is None
 
 
 def test_without_lm_eval_the_remedy_is_named(monkeypatch):

@@ -126,10 +126,8 @@ def test_runs_of_another_kind_are_not_reproduced():
     refused("kind 'toy' and not 'study'", Trace().settings_of, "toy")
 
 
-def test_several_processes_need_a_study_that_is_sharded(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused("toy is scored by one process", Toy(), tiny_loaded(), "run")
+def test_shards_need_a_study_that_knows_them():
+    refused("toy is written by one process", Toy(), tiny_loaded(), "run", shard="0/2")
 
 
 def test_folders_that_are_taken_show_before_a_model_is_read():

@@ -10,7 +10,7 @@ import pytest
 
 from refusals import refused
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.progress import Progress
 from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import contents, difference

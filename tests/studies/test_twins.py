@@ -12,7 +12,7 @@ from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import Loaded, controls
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.progress import Progress
 from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study

@@ -141,7 +141,7 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
         folder = Path(one.out)
         left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         # besides, who was at work, and the beginning of a run.json
-        aside = ("checkpoint-", ".claims", ".run.json")
+        aside = ("checkpoint-", ".lock", ".0-of-1.lock", ".run.json")
         assert (
             sorted(name for name in left if not any(word in name for word in aside)) == KILLS[kill]
         )

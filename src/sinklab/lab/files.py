@@ -5,7 +5,6 @@ whose parts are counted; and SIGTERM as an ordinary end.
 import dataclasses
 import importlib.util
 import json
-import os
 import signal
 import sys
 import threading
@@ -99,21 +98,6 @@ def read_json(path: Path, kind: type = object) -> Any:
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
         raise ValueError(f"it must be an ordinary file of at most {LARGEST >> 20} MB")
     return from_json(path.read_text("utf-8"), kind)
-
-
-def launched() -> tuple[int, int]:
-    """The number of this process among those that a launcher started, and how many they are; (0, 1)
-    without a RANK, though an interactive shell of Slurm sets WORLD_SIZE. Raises ValueError for a
-    RANK that is none of them.
-    """
-    rank = os.environ.get("RANK", "0")
-    world = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
-    if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-        raise ValueError(
-            "RANK must be a number below WORLD_SIZE; start with accelerate launch, but got "
-            f"{rank!r} and {world!r}"
-        )
-    return int(rank), int(world)
 
 
 class Terminated(SystemExit):

@@ -29,7 +29,7 @@ from sinklab.lab.reports.payload import LOW, LogScale, head_maps
 from sinklab.lab.scoring.prompts import encode
 from sinklab.lab.scoring.requests import needs_mask
 from sinklab.lab.scoring.writing import WritingRequest, canvas_of
-from sinklab.lab.studies.base import text_of
+from sinklab.lab.studies.about import text_of
 
 Message = dict[str, Any]
 ROWS = 16

@@ -5,9 +5,8 @@ model share.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from sinklab.lab.cli.progress import say as say
 from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
-from sinklab.lab.files import launched
 from sinklab.lab.records.writing import refuse_taken
-from sinklab.lab.studies.base import Study, as_record, folder_names
-from sinklab.lab.studies.processes import Processes, duration
+from sinklab.lab.studies.base import Study, as_record, shard_of
+from sinklab.lab.studies.progress import duration
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -65,19 +63,14 @@ class Reading:
             describe(self.base or model, revision=self.revision)
 
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
-        """The model, which must have a mask token if it denoises and fills masks; of several
-        processes on one machine each takes a GPU of its own.
-        """
+        """The model, which must have a mask token if it denoises and fills masks."""
         from sinklab.lab.checkpoints.loading import load
         from sinklab.lab.scoring.requests import needs_mask
 
-        device = self.device
-        if device == "cuda" and launched()[1] > 1:
-            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        loaded = load(model, **dataclasses.asdict(self) | {"device": device})
+        loaded = load(model, **dataclasses.asdict(self))
         if fills_masks:
             needs_mask(loaded, "this command")
-        if self.dtype == "machine" and Processes.here().is_first:
+        if self.dtype == "machine":
             say(f"{model}: {loaded.model.dtype}", stream=sys.stderr)
         return loaded
 
@@ -137,8 +130,8 @@ class StudyCommand(Command):
     resume: bool = False
     """Resume an interrupted run where it stopped, with the same settings."""
     shard: str | None = None
-    """i/n: this is worker i of n that write into one folder, at the same time or not; each takes
-    what is next.
+    """i/n: write the parts p with p mod n = i into a folder that n processes share, together or one
+    after the other; the same command again goes on.
     """
     inputs: Inputs = Inputs()
     reading: Reading = Reading()
@@ -188,7 +181,7 @@ class StudyCommand(Command):
                 reading=self.reading,
                 options=self.drawing,
                 resume=self.resume or self.study.keeps,
-                worker=Processes.here(self.shard),
+                shard=self.shard,
             )
         for line in lines:
             say(line)
@@ -201,6 +194,21 @@ def command_of(name: str, study: Study) -> StudyCommand:
     )
 
 
+def folder_names(models: Iterable[str]) -> list[str]:
+    """A folder for each model: the last part of its name, or that of the run around a "model";
+    numbered if taken.
+    """
+    names: list[str] = []
+    for model in models:
+        parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
+        name = parts[-1]
+        if name == "model" and len(parts) > 1:
+            name = parts[-2]
+        tries = [name, *(f"{name}-{number}" for number in range(2, len(names) + 3))]
+        names.append(next(one for one in tries if one not in names))
+    return names
+
+
 def conduct(
     study: Study,
     models: Sequence[str],
@@ -210,7 +218,7 @@ def conduct(
     resume: bool = False,
     reading: Reading = Reading(),
     options: Any = None,
-    worker: Processes | None = None,
+    shard: str | None = None,
 ) -> list[str]:
     """Run a study for each model, draw its figures, and give the lines to print.
 
@@ -230,9 +238,9 @@ def conduct(
     several = isinstance(study.model, tuple)
     if several:
         places = [out / folder for folder in folder_names(models)]
-    worker = worker or Processes.here()
-    # of several workers another one may have begun already
-    if not (worker.joins or resume):
+    shard_of(shard)
+    # another shard may have begun already
+    if not (shard or resume):
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
@@ -242,12 +250,14 @@ def conduct(
             loaded = None
             if study.model != "":
                 loaded = partial(reading.load, model)
-            study(loaded, place, settings, progress=progress, resume=resume, worker=worker)
-        elsewhere = sorted({*places}.difference(worker.finished))
-        if elsewhere:
-            names = ", ".join(map(str, elsewhere))
-            return [f"all samples are written; another worker finishes {names}"]
+            study(loaded, place, settings, progress=progress, resume=resume, shard=shard)
         runs = [open_run(place) for place in places]
+        lacking = [str(run.path) for run in runs if run.info.status != "complete"]
+        if lacking:
+            return [
+                f"shard {shard} is written; {', '.join(lacking)} lacks others: where they have "
+                "ended, the same command goes on"
+            ]
         drawn = study.draw(runs, out, options or study.Options())
     folders = ", ".join(str(run.path) for run in runs)
     named = f"run folder: {folders}"

@@ -42,7 +42,7 @@ ABOUT = (
     "download needed. With any command, --plugin FILE.py loads rules, interventions, … of your "
     "own, --config FILE or --reproduce RUN sets defaults, and --debug traces an error."
 )
-GROUPS = ("watch", "intervene", "train", "evaluate", "share", "check", "more")
+GROUPS = ("watch", "intervene", "train", "evaluate", "check", "more")
 KINDS = (
     "rules",
     "statistics",

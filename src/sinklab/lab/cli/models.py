@@ -18,7 +18,7 @@ from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.cli.progress import waiting
 from sinklab.lab.registry import commands
-from sinklab.lab.studies.base import text_of
+from sinklab.lab.studies.about import text_of
 from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.lab.files import COUNT
-from sinklab.lab.studies.processes import Progress, duration
+from sinklab.lab.studies.progress import Progress, duration
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Spellings of control characters, which a terminal would obey."""

@@ -1,4 +1,4 @@
-"""`sinklab report`, `figures`, `compare`, `merge`, `table1` and `onetoken`: run folders to pages,
+"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages,
 figures and tables.
 """
 
@@ -14,13 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sinklab.lab.cli.command import Reading, say, show, working
+from sinklab.lab.cli.command import Reading, folder_names, say, show, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.registry import commands, studies
-from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
-from sinklab.lab.studies.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -299,37 +297,9 @@ class Table1(Command):
                 if reading.dtype == Reading().dtype:
                     reading = dataclasses.replace(reading, dtype="auto")
             folders = _scored(model, self.out, cells, reading, settings)
-        if not folders or not Processes.here().is_first:
+        if not folders:
             return
         _show([paper.write_table1(folders, self.out, self.figures)])
-
-
-@commands.register("merge")
-@dataclass(frozen=True)
-class Merge(Command):
-    """One run of several that hold parts of it.
-
-    On machines that share no folder, or of earlier workers. They must be of the same kind, model,
-    settings and seed. Parts that several of them hold are kept once, and refused if they differ.
-    Their folders are removed. `--resume` writes missing parts.
-
-    Try
-        sinklab merge runs/here runs/there --out runs/both
-    """
-
-    runs: MARK.Positional[tuple[Path, ...]] = ()
-    """Run folders."""
-    out: Path = REQUIRED
-    """Run folder to write; it may hold some parts already."""
-    group = "share"
-
-    def run(self) -> None:
-        from sinklab.lab.records.writing import merge_runs
-
-        run = merge_runs(self.runs, self.out)
-        say(f"run folder: {run.path} ({run.info.status})")
-        if run.info.status != "complete":
-            say("what is missing: the command that began it, with this --out and --resume")
 
 
 @commands.register("onetoken")

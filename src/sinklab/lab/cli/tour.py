@@ -16,7 +16,7 @@ from sinklab.lab.cli.progress import Shown
 from sinklab.lab.cli.reports import tell_answers
 from sinklab.lab.files import refused
 from sinklab.lab.registry import commands
-from sinklab.lab.studies.processes import Progress
+from sinklab.lab.studies.progress import Progress
 
 if TYPE_CHECKING:
     from sinklab.lab.records.reading import Run

@@ -10,4 +10,3 @@ from .storage import SCHEMA as SCHEMA
 from .storage import weights_hash as weights_hash
 from .storage import write_beside as write_beside
 from .writing import RunWriter as RunWriter
-from .writing import merge_runs as merge_runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,10 +205,6 @@ REMEDY = (
     "Restore it, or repeat the command of the run with --resume, which writes again what is "
     "damaged."
 )
-LOOKS, PAUSE = 20, 0.1
-"""Number of further looks at a file that differs from run.json while its run is being written, and
-the seconds between: the file is replaced first, and noted a moment later.
-"""
 
 
 def as_written(folder: Path, info: RunInfo, file: str) -> Path:
@@ -231,17 +226,10 @@ def as_written(folder: Path, info: RunInfo, file: str) -> Path:
 
 
 def _is_as_noted(folder: Path, info: RunInfo, file: str) -> bool:
-    noted = info.checksums[file]
-    for _ in range(LOOKS):
-        if _hash_of(folder / file) == noted:
-            return True
-        # the run may have gone on since it was opened
-        latest = read_info(folder / RUN_FILE)
-        if latest.status != "running" and latest.checksums.get(file) == noted:
-            return False
-        noted = latest.checksums.get(file, "")
-        time.sleep(PAUSE)
-    return False
+    if _hash_of(folder / file) == info.checksums[file]:
+        return True
+    # the run may have gone on since it was opened
+    return read_info(folder / RUN_FILE).checksums.get(file) == _hash_of(folder / file)
 
 
 def _hash_of(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -12,7 +11,6 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,17 +140,6 @@ def file_hash(path: Path) -> str:
     """SHA-256 (hex) of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def moved(source: Path, target: Path) -> None:
-    """Move a file, also to another disk; ``target`` is whole or absent."""
-    try:
-        os.replace(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        write_beside(target, partial(shutil.copyfile, source))
-        source.unlink()
 
 
 def to_numpy(value: Any, key: str) -> np.ndarray:

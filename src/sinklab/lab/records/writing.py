@@ -8,27 +8,31 @@ import contextlib
 import dataclasses
 import json
 import platform
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from filelock import FileLock, Timeout
 
 from sinklab import __version__
 from sinklab.core.errors import known_fields
 from sinklab.lab.files import refused
 from sinklab.lab.records import storage
 from sinklab.lab.records.info import RunInfo, read_info
-from sinklab.lab.records.leases import CLAIMS, RUN, Claims, Lease
-from sinklab.lab.records.reading import Run, as_written, lost_files, open_run
+from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+LOCK = ".lock"
+"""Ending of the names of locks; that of the whole folder has no other name."""
+PATIENCE = 10.0
+"""Seconds that a run waits at its start for a process that writes results of all parts."""
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
@@ -66,16 +70,17 @@ def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
 def names_in(path: Path) -> list[str]:
     """Names of the entries of a folder, sorted; none for an absent one.
 
-    Claims, and the half of a ``run.json`` that a run killed in its first write left, do not count.
+    Locks, and the half of a ``run.json`` that a run killed in its first write left, do not count.
     """
     if not path.is_dir():
         return []
     found = sorted(entry.name for entry in path.iterdir())
-    half = (f".{RUN_FILE}.", PART_SUFFIX)
+    half = f".{RUN_FILE}."
     return [
         name
         for name in found
-        if name != CLAIMS and not (name.startswith(half[0]) and name.endswith(half[1]))
+        if not (name.startswith(".") and name.endswith(LOCK))
+        and not (name.startswith(half) and name.endswith(PART_SUFFIX))
     ]
 
 
@@ -116,8 +121,9 @@ class RunWriter:
     there). Files that are there are read and checked against their checksums first: a part with a
     lost file is dropped, and so are then the files written whole.
 
-    A run has one writer at a time, or with ``shared`` several, each of which claims its work in
-    ``claims``, and sets ``is_last`` to False if others go on when its block ends.
+    A run has one writer at a time, or one for each of n shards, ``shard=(i, n)``: each notes its
+    parts in the one run.json under the folder's lock, and sets ``is_whole`` to False if others have
+    still to write when its block ends. The kernel lets go of the locks of a process that ends.
 
     Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is
     set, when it holds something that is not a run, when the run to resume had another kind, model,
@@ -135,15 +141,18 @@ class RunWriter:
         seed: int | None,
         overwrite: bool = False,
         resume: bool = False,
-        shared: bool = False,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         if overwrite and resume:
             raise ValueError("overwrite=True starts afresh and resume=True continues: choose one.")
         self.path = Path(path)
-        self.claims, self.is_last = Claims(self.path), True
-        self._overwrite, self._resume, self._shared = overwrite, resume, shared
+        self.is_whole = True
+        self._overwrite, self._resume, self._shard = overwrite, resume, shard
         self._open = False
-        self._lease: Lease
+        self.lock = FileLock(self.path / LOCK, thread_local=False)
+        """Of the folder."""
+        place, shards = shard
+        self._own = FileLock(self.path / f".{place}-of-{shards}{LOCK}", thread_local=False)
         self._info = RunInfo(
             schema=SCHEMA,
             kind=storage.checked_name(kind, "kind of run"),
@@ -157,59 +166,96 @@ class RunWriter:
     def __enter__(self) -> Self:
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as held:
-            lease = held.enter_context(self.claims.hold(RUN, wait=self._shared))
-            self._begin()
-            if self._shared:
-                # of several workers each says that it is there: nobody clears up then
-                self._lease = self.claims.hold(f"worker-{secrets.token_hex(8)}")
-            else:
-                self._lease = lease
-                held.pop_all()
-        self._open = True
+        try:
+            self.lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            raise self._in_use() from None
+        try:
+            self._begin(self._others())
+            self._open = True
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            self.lock.release()
         return self
 
-    def _begin(self) -> None:
+    def _in_use(self) -> ValueError:
+        return ValueError(
+            f"one process at a time writes a run, or a shard of it, but {self.path} is being "
+            "written by another one; wait until it has ended, and continue with --resume if "
+            "something is missing"
+        )
+
+    def _others(self) -> bool:
+        """Whether other processes write other shards. Takes the lock of its own; ValueError if
+        another process has it, or divides the run otherwise.
+        """
+        is_alone = True
+        for path in self.path.glob(f".*{LOCK}"):
+            lock = FileLock(path)
+            if path.name == LOCK or path == Path(self._own.lock_file):
+                continue
+            with contextlib.suppress(Timeout), lock.acquire(timeout=0):
+                path.unlink()
+                continue
+            is_alone = False
+            if not path.name.endswith(f"-of-{self._shard[1]}{LOCK}"):
+                raise self._in_use()
+        try:
+            self._own.acquire(timeout=0)
+        except Timeout:
+            raise self._in_use() from None
+        return not is_alone
+
+    def _leave(self) -> None:
+        """Let go of its shard; the folder's lock is held. Locks are removed while they are held:
+        filelock looks again.
+        """
+        if self._own.is_locked:
+            Path(self._own.lock_file).unlink(missing_ok=True)
+            self._own.release()
+        if not [path for path in self.path.glob(f".*{LOCK}") if path.name != LOCK]:
+            Path(self.lock.lock_file).unlink(missing_ok=True)
+
+    def _begin(self, has_others: bool) -> None:
         """Write run.json, with the parts that are there, in order; remove leftovers and files of
         lost parts.
         """
         # another process may have begun since
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
-        gone: Iterable[str] = ()
+        lost: Iterable[str] = ()
         if self._overwrite:
-            gone = names_in(self.path)
+            lost = names_in(self.path)
         is_begun = self._resume and (self.path / RUN_FILE).exists()
         if is_begun:
             self._info = begun_before(self.path, self._info)
         # if others work here, they have looked
-        if self.claims.are_free():
+        if not has_others:
             storage.remove_leftovers(self.path)
             if is_begun:
-                gone = lost_files(self.path, self._info)
-                self._info = self._info.without([*gone])
+                lost = lost_files(self.path, self._info)
+                self._info = self._info.without([*lost])
         # Should this be cut short, run.json says what the folder is, and nothing of what is not
         # there.
         self._info.save(self.path)
-        for name in gone:
+        for name in lost:
             if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
                 (self.path / name).unlink(missing_ok=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._open = False
-        status = "complete"
-        cause = None
-        if kind is not None:
-            status = "interrupted"
+        changes: dict[str, Any] = {"status": "complete", "error": None}
         if error is not None:
             cause = f"{type(error).__name__}: {error}".removesuffix(": ")
+            changes = {"status": "interrupted", "error": cause}
         try:
-            if self.is_last or error is not None:
-                self._note(partial(dataclasses.replace, status=status, error=cause))
+            with self.lock:
+                try:
+                    if self.is_whole or error is not None:
+                        self._note(lambda info: dataclasses.replace(info, **changes))
+                finally:
+                    self._leave()
         except (OSError, ValueError) as failure:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
@@ -217,29 +263,18 @@ class RunWriter:
             error.add_note(
                 f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}"
             )
-        finally:
-            self._lease.release()
 
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
-        """Change run.json, in which other workers may have noted something since."""
-        held: Any = contextlib.nullcontext(self._lease)
-        if self._shared:
-            held = self.claims.hold(RUN)
-        with held as lease:
-            changed = change(self.refresh())
-            if not lease.is_held():
-                raise ValueError(
-                    f"{self.path} was taken over by another process while this one was stopped: "
-                    "look what that one does"
-                )
-            self._info = changed
-            changed.save(self.path)
+        """Change run.json, in which other processes may have noted something since."""
+        with self.lock:
+            self._info = change(self.refresh())
+            self._info.save(self.path)
 
     def refresh(self) -> RunInfo:
-        """Reread a shared run.json and return it; `has` knows of other workers only from such
-        reads, or from writing.
+        """Reread the run.json of a run in shards and return it; `has` knows of other shards only
+        from such reads, or from writing.
         """
-        if self._shared:
+        if self._shard[1] > 1:
             self._info = read_info(self.path / RUN_FILE)
         return self._info
 
@@ -341,7 +376,7 @@ class RunWriter:
                 kind.listed: names,
                 "checksums": info.checksums | {target.name: checksum},
             }
-            # of several workers one may have been interrupted since
+            # another shard may have been interrupted since
             changes |= {"status": "running", "error": None}
             key = kind.file(name)
             if part is not None:
@@ -405,77 +440,3 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0:
         return value.item()
     raise TypeError(f"{value!r} is a {type(value).__name__}")
-
-
-def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
-    """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and
-    remove their folders.
-
-    ``out`` may be absent, or hold some parts already, as one of the runs. Files that several
-    folders hold are kept once. Cut short, the merge can be repeated: files are moved before they
-    are listed, and folders removed last. The status is "complete" when that of every folder is.
-    Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ
-    (the first difference is named), when files of the same part or table differ, when one is
-    written or lost, or when a folder is no run.
-    """
-    target = Path(out)
-    # folders that will be emptied: once each, and never the target
-    places = dict.fromkeys(Path(folder).resolve() for folder in folders)
-    sources = [place for place in places if place != target.resolve()]
-    if not sources:
-        raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
-    there = [*sources]
-    if (target / RUN_FILE).exists():
-        there.insert(0, target)
-    infos = {folder: read_info(folder / RUN_FILE) for folder in there}
-    for folder in infos:
-        begun_before(folder, infos[sources[0]])
-    with contextlib.ExitStack() as held:
-        for folder in {target, *infos}:
-            held.enter_context(Claims(folder).hold(RUN, wait=False))
-        _merge(infos, sources, target)
-    return open_run(target)
-
-
-def _merge(infos: dict[Path, RunInfo], sources: list[Path], target: Path) -> None:
-    owners: dict[str, Path] = {}
-    for folder, info in infos.items():
-        for _, file in info.all_files():
-            # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
-            owner = folder
-            if not (folder / file).exists() and (target / file).exists():
-                owner = target
-            as_written(owner, info, file)
-            other = owners.setdefault(file, owner)
-            if other != owner and storage.file_hash(other / file) != storage.file_hash(
-                owner / file
-            ):
-                raise ValueError(
-                    f"{other} and {owner} both hold {file}, and they differ: remove one of them."
-                )
-    for file, folder in owners.items():
-        if folder != target:
-            storage.moved(folder / file, target / file)
-    _joined([*infos.values()]).save(target)
-    for folder in sources:
-        for _, file in infos[folder].all_files():
-            (folder / file).unlink(missing_ok=True)
-        (folder / RUN_FILE).unlink()
-        storage.remove_leftovers(folder)
-        if not any(path.name != CLAIMS for path in folder.iterdir()):
-            shutil.rmtree(folder)
-
-
-def _joined(infos: list[RunInfo]) -> RunInfo:
-    facts = dataclasses.asdict(infos[0])
-    for info in infos:
-        for kind in KINDS:
-            facts[kind.listed] = [*dict.fromkeys([*facts[kind.listed], *info.names(kind)])]
-        for name, parts in info.parts.items():
-            facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
-        facts["checksums"] |= info.checksums
-    worst = next((info for info in infos if info.status != "complete"), infos[0])
-    facts["status"] = worst.status
-    facts["error"] = worst.error
-    facts["created"] = min(info.created for info in infos)
-    return RunInfo(**facts)

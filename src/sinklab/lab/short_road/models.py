@@ -127,7 +127,7 @@ class LM(loading.Loaded):
 
         from sinklab.lab.scoring.prompts import encode
         from sinklab.lab.scoring.writing import closed
-        from sinklab.lab.studies.base import text_of
+        from sinklab.lab.studies.about import text_of
 
         model = cast(Any, self.model)
         ids = encode(self, prompt, chat).ids if isinstance(prompt, str) else prompt

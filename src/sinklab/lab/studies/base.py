@@ -1,5 +1,4 @@
-"""Base of all studies: a run folder, a seed, resuming, shards over processes, progress, one
-command.
+"""Base of all studies: a run folder, a seed, resuming, shards, progress, one command.
 
 A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and
 its docstring::
@@ -30,40 +29,33 @@ its docstring::
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
 One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A
-study's module is imported for ``--help``: torch, and all that imports it, is imported in functions;
-`deferred` makes a method of one.
+study's module is imported for ``--help``: torch, and all that imports it, is imported in functions.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how
-many there are, and `run` writes those of ``work.samples``, which are missing. Workers may share
-them, if it `shards`: one does `finish`.
+many there are, and `run` writes those of ``work.samples``, which are missing. A part that is there
+is not made again: that is all of resuming. If it `shards`, process i of n writes the parts of
+``shard="i/n"``; whoever finds that all are there does `finish`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial, wraps
-from importlib import import_module, resources
+from functools import wraps
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import known_fields
 from sinklab.lab.files import free_fields, toml_of
-from sinklab.lab.records import RUN_FILE, RunWriter, lost_files, open_run, read_info, weights_hash
-from sinklab.lab.records.leases import FINISH
-from sinklab.lab.records.writing import columns_of as columns_of
+from sinklab.lab.records import RUN_FILE, RunWriter, lost_files, open_run, read_info
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.registry import studies
-from sinklab.lab.studies.processes import (
-    Audience,
-    Processes,
-    Progress,
-    Units,
-    as_progress,
-)
+from sinklab.lab.studies.about import describe
+from sinklab.lab.studies.progress import Audience, Progress, as_progress
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -85,92 +77,8 @@ def labels_of(study: str) -> dict[str, dict[str, Any]]:
     return toml_of("sinklab.lab.studies", "labels.toml")[study]
 
 
-def hidden_words(control: str, protocol: str) -> str:
-    """Name of the keys that masking blocks by a protocol ("" for any): keys that no rule has chosen
-    are not called sinks.
-    """
-    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
-        protocol, "most attended keys"
-    )
-    return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
-
-
-def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
-    """Refuse a model without a tokenizer, a diffusion model without a mask token, and texts of more
-    positions than a model's context.
-    """
-    from sinklab.lab.scoring.requests import needs_mask
-
-    loaded.needed_tokenizer()
-    needs_mask(loaded, f"the study {study!r}")
-    named = {"diffusion": "text_positions"}.get(loaded.family, "max_position_embeddings")
-    limit = getattr(loaded.config, named, positions)
-    if positions > limit:
-        raise ValueError(
-            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got "
-            f"{positions}; {remedy}"
-        )
-
-
 Row = dict[str, Any]
 """A line of a table: values by the names of its columns."""
-
-
-def text_of(loaded: Loaded, ids: Any) -> str:
-    """A completion, an array of ids, as text; its ids if there is no tokenizer."""
-    if loaded.tokenizer is None:
-        return " ".join(map(str, ids.tolist()))
-    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-
-ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "front"}
-"""Facts of a model, and their values for one that has none."""
-
-
-def describe(
-    loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
-) -> dict[str, Any]:
-    """The model as ``run.json`` records it, and which of its layers and heads are recorded: all
-    when left out.
-    """
-    config = loaded.config
-    backbone = loaded.backbone
-    about = {
-        "name": loaded.name,
-        "revision": loaded.revision,
-        "family": loaded.family,
-        "layers": backbone.num_hidden_layers,
-        "heads": backbone.num_attention_heads,
-        "hidden_size": backbone.hidden_size,
-        "parameters": loaded.model.num_parameters(),
-        "dtype": loaded.stored or str(loaded.model.dtype)[6:],
-        # each of several processes may have a device of its own, of the same type
-        "device": loaded.model.device.type,
-        "weights_sha256": weights_hash(loaded.model.state_dict()),
-    }
-    for axis, chosen in (("layers", layers), ("heads", heads)):
-        if chosen is None:
-            chosen = range(about[axis])
-        about[f"recorded_{axis}"] = [*chosen]
-    if loaded.published_family == "wrapped":
-        # no command can load it
-        about["wrapped"] = True
-    return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
-
-
-def folder_names(models: Iterable[str]) -> list[str]:
-    """A folder for each model: the last part of its name, or that of the run around a "model";
-    numbered if taken.
-    """
-    names: list[str] = []
-    for model in models:
-        parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
-        name = parts[-1]
-        if name == "model" and len(parts) > 1:
-            name = parts[-2]
-        tries = [name, *(f"{name}-{number}" for number in range(2, len(names) + 3))]
-        names.append(next(one for one in tries if one not in names))
-    return names
 
 
 def as_record(settings: Any) -> dict[str, Any]:
@@ -194,26 +102,9 @@ def kept_record(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in as_record(settings).items() if name not in free}
 
 
-def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
-    """Choices of keys to block, once each: keys of equal mass are compared in the heads that have
-    them, "matched".
-    """
-    found = []
-    for name in controls:
-        if name == "equal_mass":
-            found.append("matched")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
-
-
 def ascending(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
     """Numbers of a field of settings, each once, the least first."""
     return tuple(sorted({*numbers}))
-
-
-def from_zero(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
-    """Numbers of keys to block, the least first; none are always among them, to compare with."""
-    return ascending(name, [0, *numbers])
 
 
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
@@ -237,19 +128,12 @@ class Work:
     progress: Progress
     plan: Any
     """Result of `Study.prepare`."""
-    samples: Units
-    """Gives the samples that this worker has to write, one after the other; its length is how many
-    were missing.
-    """
-    worker: Processes
+    samples: list[int]
+    """The samples to write: those of this shard that are missing."""
+    shard: tuple[int, int] = (0, 1)
+    """Which of how many shards this process writes."""
     paces: list[float] = dataclasses.field(default_factory=list)
     """Seconds per row and arm, of each block that was measured."""
-
-
-def deferred(function: str) -> Any:
-    """A method that is the function ``module:name``, imported when it is called."""
-    module, _, name = function.partition(":")
-    return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
 
 
 def of_each(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -260,6 +144,18 @@ def of_each(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         return [one for run in runs for one in function(run, *how)]
 
     return of_runs
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """The numbers of "i/n"; (0, 1) if left out. Raises ValueError for those that make no sense."""
+    if text is None:
+        return 0, 1
+    place, _, shards = text.partition("/")
+    if not (place.isdigit() and shards.isdigit() and int(place) < int(shards)):
+        raise ValueError(
+            f"--shard is i/n with i from 0 to n - 1, such as 0/4, but got {text!r}; count from 0"
+        )
+    return int(place), int(shards)
 
 
 class Study:
@@ -293,9 +189,11 @@ class Study:
     to.
     """
     shards: ClassVar[bool] = False
-    """Whether several workers may share its samples: then `run` writes nothing but parts of
+    """Whether several processes may share its samples: then `run` writes nothing but parts of
     ``work.samples``.
     """
+    together: ClassVar[int] = 1
+    """Samples in a row that are computed together: they are of one shard."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings given on the command line alone, never by ``--reproduce``."""
 
@@ -334,6 +232,11 @@ class Study:
         """Do it, and write tables and arrays into ``work.run``."""
         raise NotImplementedError
 
+    def is_whole(self, work: Work) -> bool:
+        """Whether the samples of all shards are written."""
+        done = work.run.refresh().parts.get(f"{self.parts}.parquet", ())
+        return len(done) >= self.samples(work.plan)
+
     def finish(self, work: Work) -> None:
         """Write the results that need all samples; one process does."""
 
@@ -360,7 +263,7 @@ class Study:
         progress: Audience = None,
         resume: bool = False,
         overwrite: bool = False,
-        worker: Processes | None = None,
+        shard: str | None = None,
     ) -> Path:
         """Write a run folder; returns its path.
 
@@ -371,68 +274,52 @@ class Study:
             progress: a function is called with a short text at each stage.
             resume: continue an interrupted run; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
-            worker: which of several at one folder; the environment says it when left out.
+            shard: "i/n", to write part p if p mod n is i, in a folder that n processes share; the
+                same call goes on with what is there.
 
         Raises:
             ValueError: for settings that the model or the study refuses, and a folder that is
-                taken.
+                taken, or in use by another process.
         """
         study, settings = self.resolved(settings or self.Settings())
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
         if study is not self:
-            return study(
-                loaded,
-                out,
-                settings,
-                progress=progress,
-                resume=resume,
-                overwrite=overwrite,
-                worker=worker,
-            )
+            return study(loaded, out, settings, progress=progress, shard=shard, **how)
         path = Path(out)
-        worker = worker or Processes.here()
-        say = Progress()
-        if worker.is_first:
-            say = as_progress(progress)
-        if worker.world > 1 and not self.shards:
-            raise ValueError(
-                f"a {self.name} is scored by one process, but several were started; start one"
-            )
-        resume = resume or worker.joins
+        say = as_progress(progress)
+        place, shards = shard_of(shard)
+        if shard is not None:
+            how["resume"] = resume = not overwrite
+            if not self.shards:
+                raise ValueError(f"a {self.name} is written by one process; leave out the shard")
         if not (resume or overwrite):
             refuse_taken(path)
         settings = self.before_loading(settings)
         if callable(loaded):
             loaded = loaded()
-        settings = self.seeded(settings, path, worker, resume)
+        settings = self.seeded(settings, path, resume=resume, shared=shard is not None)
         # errors of the input show here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        may_be = self.keeps and resume and (path / RUN_FILE).is_file()
-        is_finished = may_be and read_info(path / RUN_FILE).status == "complete"
-        if is_finished and is_there(path, about):
+        if self.keeps and resume and is_there(path, about):
             say.note(f"{path} is there")
-            worker.finished.append(path)
             return path
-        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "shared": self.shards}
         threads = getattr(loaded, "few_threads", nullcontext)()
-        with threads, ExitStack() as last, RunWriter(path, **about, **how) as run:
-            missing = {*range(self.samples(plan))}
-            missing -= {*run.refresh().parts.get(f"{self.parts}.parquet", ())}
-            claims = None
-            if self.shards:
-                claims = run.claims
-            with Units(
-                claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh
-            ) as units:
-                work = Work(loaded, settings, run, say, plan, units, worker)
-                self.run(work)
-            # another one may be at it, or have done it; held until run.json says so
-            held = last.enter_context(run.claims.seek(FINISH) or nullcontext())
-            run.is_last = bool(held) and run.refresh().status != "complete"
-            if run.is_last:
+        writer = RunWriter(path, **about, **how, shard=(place, shards))
+        with threads, ExitStack() as last, writer as run:
+            missing = [
+                part
+                for part in range(self.samples(plan))
+                if part // self.together % shards == place and not run.has(self.parts, part)
+            ]
+            work = Work(loaded, settings, run, say, plan, missing, (place, shards))
+            self.run(work)
+            # the last to come finishes; the others wait until run.json says so
+            last.enter_context(run.lock)
+            run.is_whole = self.is_whole(work)
+            if run.is_whole and run.refresh().status != "complete":
                 self.finish(work)
-                worker.finished.append(path)
         return path
 
     @property
@@ -442,19 +329,17 @@ class Study:
             return studies.name_of(self)
         return type(self).__name__.lower()
 
-    def seeded(self, settings: Any, path: Path, worker: Processes, resume: bool) -> Any:
+    def seeded(self, settings: Any, path: Path, *, resume: bool, shared: bool) -> Any:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
-        ValueError if several workers would each draw another one.
+        ValueError if each of several processes would draw another one.
         """
         if as_record(settings).get("seed", 0) is not None:
             return settings
         seed = None
         if resume and (path / RUN_FILE).is_file():
             seed = read_info(path / RUN_FILE).seed
-        if seed is None and worker.joins:
-            raise ValueError(
-                "workers that share a run share its seed, but it is to be drawn; give one (--seed)"
-            )
+        if seed is None and shared:
+            raise ValueError("shards share a seed, but it is to be drawn; give one (--seed)")
         import torch
 
         if seed is None:

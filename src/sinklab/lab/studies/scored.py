@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.lab.records import of_twin, open_run
 from sinklab.lab.studies.base import Study, Work
-from sinklab.lab.studies.processes import Meter, Progress, Tick, nothing
+from sinklab.lab.studies.progress import Meter, Progress, Tick, nothing
 
 if TYPE_CHECKING:
     import pandas as pd

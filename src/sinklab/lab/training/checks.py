@@ -2,6 +2,7 @@
 
 import atexit
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,22 @@ from transformers.integrations import TensorBoardCallback
 
 from sinklab.core.errors import one_of
 from sinklab.core.subject.config import DiffusionLMConfig
-from sinklab.lab.files import launched
 from sinklab.lab.training.settings import TrainSettings
+
+
+def launched() -> tuple[int, int]:
+    """The number of this process among those that a launcher started, and how many they are; (0, 1)
+    without a RANK, though an interactive shell of Slurm sets WORLD_SIZE. Raises ValueError for a
+    RANK that is none of them.
+    """
+    rank = os.environ.get("RANK", "0")
+    world = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
+        raise ValueError(
+            "RANK must be a number below WORLD_SIZE; start with accelerate launch, but got "
+            f"{rank!r} and {world!r}"
+        )
+    return int(rank), int(world)
 
 
 def check(settings: TrainSettings) -> None:

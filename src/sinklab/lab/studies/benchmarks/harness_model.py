@@ -5,6 +5,7 @@ Importing this module registers it:
 `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -18,11 +19,10 @@ from sinklab.core.errors import known_fields
 from sinklab.core.instrument import BlockKeys
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
-from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
-from sinklab.lab.studies import Audience, Processes, Row, Units, as_progress, nothing, request_key
+from sinklab.lab.studies import Audience, Row, as_progress, nothing, request_key
 from sinklab.lab.studies.benchmarks.requests import (
     RequestCache,
     Unit,
@@ -37,6 +37,10 @@ from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import answered, questions
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
+
+
+ELSEWHERE = {"text": "", "logprob": math.nan, "greedy": False}
+"""Answer to a request of another shard, until it is there."""
 
 
 @register_model("sinklab")
@@ -55,7 +59,6 @@ class SinklabLM(TemplateLM):
         progress: Audience = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        processes: Processes | None = None,
         **given: Any,
     ) -> None:
         """Make it from a loaded model, or a name with its arguments.
@@ -66,8 +69,6 @@ class SinklabLM(TemplateLM):
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
-            processes: this one of those that lm-eval itself deals documents to; the environment
-                says it when left out.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
                 sink.
 
@@ -105,16 +106,12 @@ class SinklabLM(TemplateLM):
             settings.values()
         self.tasks: dict[str, Any] = {}
         """Tasks that a run asks of it, as lm-eval's `evaluate` takes them."""
-        self.claims: Claims | None = None
-        self.cache = RequestCache(None, None, "")
+        self.cache = RequestCache(None, "")
         """Cache of answers, in memory; a run puts its own here."""
-        self.worker = Processes()
-        """This worker of those that share a run."""
-        self.processes = processes or Processes.here()
-        # counts are gathered on the CPU; the model may be elsewhere
-        self._rank = self.processes.rank
-        self._world_size = self.processes.world
-        self._device = torch.device("cpu")
+        self.shard = 0, 1
+        """Which of how many shards of the requests are answered here."""
+        self.asked: set[str] = set()
+        """Keys of all requests, of whichever shard."""
         self.progress = as_progress(progress)
         self.moved: Callable[[float], object] = nothing
         """Told how many of the answers that are in work are done, a part of one too."""
@@ -139,20 +136,6 @@ class SinklabLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         return self.loaded.name.replace("/", "__")
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The number of every process, joined."""
-        return torch.tensor([int(part) for part in self.processes.gathered(int(tensor))])
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """The object of every process, in the process `dst`; None in the others."""
-        found = self.processes.gathered(obj)
-        if self.rank != dst:
-            return None
-        return found
-
-    def barrier(self) -> None:
-        self.processes.gathered(None)
 
     # -- text
 
@@ -200,38 +183,34 @@ class SinklabLM(TemplateLM):
         self.progress.count(done, total)
         self.moved = lambda answers: self.progress.count(done + answers, total)
 
-        def is_done(name: str) -> bool:
-            return self.cache.has(units[name][0])
-
-        names_of = [*units]
-        order = [names_of[number] for number in self.worker.ordered(range(len(units)))]
-        missing = [name for name in order if not is_done(name)]
-        with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
-            for name in todo:
-                keys, run = units[name]
-                began = time.perf_counter()
-                self.cache.add(run())
-                documents = {names[key].document for key in keys}
-                task = min(documents)[0]
-                self._spent[task] = self._spent.get(task, 0.0) + time.perf_counter() - began
-                self._documents.setdefault(task, set()).update(documents)
-                done = self._answered(names)
-                self.progress.count(done, total)
-        found = [self.cache.get(each.key) or {} for each in asked]
+        place, shards = self.shard
+        for number, (keys, run) in enumerate(units.values()):
+            if number % shards != place or self.cache.has(keys):
+                continue
+            began = time.perf_counter()
+            self.cache.add(run())
+            documents = {names[key].document for key in keys}
+            task = min(documents)[0]
+            self._spent[task] = self._spent.get(task, 0.0) + time.perf_counter() - began
+            self._documents.setdefault(task, set()).update(documents)
+            done = self._answered(names)
+            self.progress.count(done, total)
+        self.asked.update(names)
+        found = [self.cache.get(each.key) or ELSEWHERE for each in asked]
         places = [(*each.document, each.number) for each in asked]
         self.told |= dict(zip(places, found, strict=True))
         return found
 
     def whole(self) -> float:
         """Seconds that all documents of the tasks take, at the rate of those answered here, with as
-        many workers.
+        many shards.
         """
         documents = {name: len(task.eval_docs) for name, task in self.tasks["tasks"].items()}
         seconds = [
             spent * documents[task] / len(self._documents[task])
             for task, spent in self._spent.items()
         ]
-        return sum(seconds) / self.worker.world
+        return sum(seconds) / self.shard[1]
 
     def _answered(self, keys: Iterable[str]) -> int:
         """Number of these requests that have an answer."""

@@ -14,14 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from sinklab.core.instrument import trace
 from sinklab.core.sinks import MASKED, PROMPT
 from sinklab.lab.files import from_json
-from sinklab.lab.records.leases import Claims
 from sinklab.lab.scoring import (
     LikelihoodSettings,
     Scored,
@@ -373,50 +372,38 @@ class RequestCache:
     """Answers by request key, in memory and, if a folder is given, in its files
     requests-<number>.jsonl.
 
-    Every worker writes a file of its own, the first that nobody holds, and reads all of them, so
-    that a run can be resumed with any number of workers. A line that was cut short by a kill is
-    left out; so is one of another fingerprint. The end of its with block lets go of the file.
+    Every shard writes a file of its own, and reads all of them, so that a run can be resumed with
+    any number of shards. A line that was cut short by a kill is left out; so is one of another
+    fingerprint.
     """
 
-    def __init__(self, folder: Path | None, claims: Claims | None, fingerprint: str) -> None:
+    def __init__(self, folder: Path | None, fingerprint: str, number: int = 0) -> None:
         self._folder = folder
         self._fingerprint = fingerprint
         self._answers: Part = {}
         self._read: dict[Path, int] = {}
         self._path = None
-        self._lease = None
-        if folder is not None and claims is not None:
-            for number in itertools.count():
-                self._lease = claims.seek(f"requests-{number}")
-                if self._lease is not None:
-                    self._path = folder / f"requests-{number}.jsonl"
-                    break
+        if folder is not None:
+            self._path = folder / f"requests-{number}.jsonl"
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the answers that all workers have added since."""
+        """Read the answers that all shards have added since."""
         if self._folder is None:
             return
         for path in sorted(self._folder.glob("requests-*.jsonl")):
             read = self._read.get(path, 0)
             with open(path, "rb") as file:
                 file.seek(read)
-                # another worker may be writing the last line
+                # another shard may be writing the last line
                 whole, end, _ = file.read().rpartition(b"\n")
             self._read[path] = read + len(whole + end)
             for line in whole.split(b"\n"):
-                # the last line of a worker that was killed is none
+                # the last line of a process that was killed is none
                 with suppress(ValueError):
                     entry = from_json(line, dict)
                     if entry.get("run") == self._fingerprint and "key" in entry:
                         self._answers.setdefault(entry["key"], entry.get("answer", {}))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._lease is not None:
-            self._lease.release()
 
     def get(self, key: str) -> Row | None:
         """The answer to a request, None if there is none."""

@@ -30,9 +30,7 @@ from sinklab.lab.studies import (
     Row,
     Work,
     as_progress,
-    describe,
     duration,
-    hidden_words,
     is_there,
     kept_record,
     request_key,
@@ -179,8 +177,8 @@ def evaluate(
     :meth:`SinkFacts.row`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits
     as carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
     ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, to continue an interrupted run.
-    Several workers share the documents: all write into one folder, each answers requests that no
-    other has in work, and one of them writes the tables.
+    Several processes may share the documents, each a shard, in one folder; whoever finds all
+    answers there writes the tables.
 
     Args:
         settings: of the evaluation.
@@ -189,7 +187,7 @@ def evaluate(
         out: folder to write; it must be empty or absent, or hold this very run to resume.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
             ``settings.tasks``.
-        how: progress, resume, overwrite and worker, as of every `Study`.
+        how: progress, resume, overwrite and shard, as of every `Study`.
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to
@@ -202,30 +200,19 @@ def evaluate(
     return Evaluation(task_objects)(loaded, out, settings, **how)
 
 
-def about(loaded: Loaded, plan: Any) -> dict[str, Any]:
-    """The model as the run folder describes it: no layers or heads are chosen."""
-    facts = describe(loaded).items()
-    return {name: value for name, value in facts if not name.startswith("recorded_")}
-
-
 def answer(work: Work) -> None:
-    """Answer all requests, each as soon as no other worker has it; the answers are kept as they
-    come.
-    """
+    """Answer the requests of this shard; the answers are kept as they come."""
     model, info = work.plan, work.run.refresh()
-    model.worker = work.worker
-    model.claims = work.run.claims
+    model.shard = work.shard
     fingerprint = request_key({"kind": info.kind, "model": info.model, "settings": info.settings})
-    with (
-        RequestCache(work.run.path, work.run.claims, fingerprint) as model.cache,
-        suppress(_Answered),
-    ):
+    model.cache = RequestCache(work.run.path, fingerprint, work.shard[0])
+    with suppress(_Answered):
         _through_lm_eval(model, _stop)
 
 
 def conclude(work: Work) -> None:
     """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
-    keys were blocked) from the answers of all workers, and lm-eval's own files.
+    keys were blocked) from the answers of all shards, and lm-eval's own files.
     """
     model = work.plan
     # every stage was told when its requests were answered
@@ -417,7 +404,7 @@ def table1(
             if name == model:
                 what = "nothing blocked"
                 if cell.mask_sinks:
-                    keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
+                    keys = f"{cell.mask_sinks} {tables.key_words(cell.control, cell.protocol)}"
                     what = f"protocol {cell.protocol}, {keys} blocked"
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,12 @@ from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Processes, Study, deferred, from_zero, with_matched
+from sinklab.lab.studies import Study, Work, ascending
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
-    from sinklab.lab.studies.processes import Progress
+    from sinklab.lab.records import Run
+    from sinklab.lab.studies.progress import Progress
 
 MASKING = {
     "mask_sinks": None,
@@ -168,6 +169,23 @@ class EvalSettings(DecodingSettings):
         return self.record_sinks is None or document < self.record_sinks
 
 
+def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
+    """Choices of keys to block, once each: keys of equal mass are compared in the heads that have
+    them, "matched".
+    """
+    found = []
+    for name in controls:
+        if name == "equal_mass":
+            found.append("matched")
+        found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def from_zero(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
+    """Numbers of keys to block, the least first; none are always among them, to compare with."""
+    return ascending(name, [0, *numbers])
+
+
 @dataclass(frozen=True)
 class Plan(Checked):
     """Cells of Table 1 of the analysis paper.
@@ -214,8 +232,7 @@ class Evaluation(Study):
     blocked, how many of them a rule calls sinks, the attention they held, and the share really
     removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
     the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept
-    as it comes: --resume goes on after an interruption. Under `accelerate launch` the documents are
-    dealt to the processes.
+    as it comes: --resume goes on after an interruption.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
@@ -235,8 +252,7 @@ class Evaluation(Study):
         sinklab eval --score-only runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks \\
             gsm8k --chat --resume
-        accelerate launch --num_processes 4 -m sinklab eval --tasks hellaswag --device cuda --out
-        runs/hellaswag
+        sinklab eval --tasks hellaswag --device cuda --shard 0/4 --out runs/hellaswag
     """
 
     Settings = EvalSettings
@@ -244,13 +260,6 @@ class Evaluation(Study):
     kind = "benchmark"
     permissions = ("run_code", "score_only")
     shards = True
-    about = deferred("sinklab.lab.studies.benchmarks.run:about")
-    run = deferred("sinklab.lab.studies.benchmarks.run:answer")
-    finish = deferred("sinklab.lab.studies.benchmarks.run:conclude")
-    instead = deferred("sinklab.lab.studies.benchmarks.run:score_only")
-    sentences = deferred("sinklab.lab.studies.benchmarks.tables:score_sentences")
-    _read = deferred("sinklab.lab.studies.benchmarks.run:read_tasks")
-    _asked = deferred("sinklab.lab.studies.benchmarks.harness_model:SinklabLM")
 
     def __init__(self, tasks: Sequence[Any] | None = None) -> None:
         """
@@ -266,7 +275,9 @@ class Evaluation(Study):
         """The settings with the names of given tasks; the tasks are read."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
-        self.tasks = self._read(settings, self.given)
+        from sinklab.lab.studies.benchmarks.run import read_tasks
+
+        self.tasks = read_tasks(settings, self.given)
         if self.given is None:
             return settings
         return replace(settings, tasks=tuple(self.tasks["tasks"]))
@@ -275,7 +286,42 @@ class Evaluation(Study):
         """The model as lm-eval asks it, with its tasks. Raises ValueError for a model that cannot
         serve them.
         """
-        how = {"settings": settings, "progress": progress, "processes": Processes()}
-        model = self._asked(loaded, **how)
+        from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
+
+        model = SinklabLM(loaded, settings=settings, progress=progress)
         model.tasks = self.tasks
         return model
+
+    def instead(self, settings: EvalSettings) -> list[str]:
+        """Scores of the programs that a run keeps."""
+        from sinklab.lab.studies.benchmarks.run import score_only
+
+        return score_only(settings)
+
+    def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
+        """The model as the run folder describes it: no layers or heads are chosen."""
+        facts = super().about(loaded, plan).items()
+        return {name: value for name, value in facts if not name.startswith("recorded_")}
+
+    def run(self, work: Work) -> None:
+        """Answer the requests of this shard."""
+        from sinklab.lab.studies.benchmarks.run import answer
+
+        answer(work)
+
+    def is_whole(self, work: Work) -> bool:
+        """Whether all requests have an answer, of whichever shard."""
+        work.plan.cache.refresh()
+        return bool(work.plan.cache.has(work.plan.asked))
+
+    def finish(self, work: Work) -> None:
+        """Write scores, answers, sinks and doses, and lm-eval's own files."""
+        from sinklab.lab.studies.benchmarks.run import conclude
+
+        conclude(work)
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Scores and doses."""
+        from sinklab.lab.studies.benchmarks.tables import score_sentences
+
+        return score_sentences(runs)

@@ -17,7 +17,7 @@ from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports import Printed, percent, save_figure, write_printed
 from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
 from sinklab.lab.reports.style import theme_named, themed
-from sinklab.lab.studies import Row, hidden_words, kept_record
+from sinklab.lab.studies import Row, kept_record
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
 from sinklab.lab.studies.benchmarks.table1_contrasts import POINTS, Cell, cells_of, contrasts
@@ -210,7 +210,7 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
 def _named(model: str, control: str) -> str:
     if control == "sinks":
         return model
-    return f"{model}, {hidden_words(control, '')}"
+    return f"{model}, {paper.key_words(control, '')}"
 
 
 def _headings(numbers: pd.DataFrame) -> dict[tuple[int, str], str]:

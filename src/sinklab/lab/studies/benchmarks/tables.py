@@ -22,7 +22,7 @@ from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
-from sinklab.lab.studies import Row, hidden_words, of_each
+from sinklab.lab.studies import Row, labels_of, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
@@ -159,12 +159,22 @@ def score_sentences(run: Run) -> list[str]:
     return spoken()("scores", scores, doses, Benchmark(run).control, first)
 
 
+def key_words(control: str, protocol: str) -> str:
+    """Name of the keys that masking blocks by a protocol ("" for any): keys that no rule has chosen
+    are not called sinks.
+    """
+    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
+        protocol, "most attended keys"
+    )
+    return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
+
+
 @cache
 def spoken() -> Callable[..., list[str]]:
     """Function that fills the statements of sentences.jinja."""
     from sinklab.lab.reports import statements
 
-    filters = (hidden_words, Dose.from_row, titled, signed, points)
+    filters = (key_words, Dose.from_row, titled, signed, points)
     return statements("sinklab.lab.studies.benchmarks", filters, matched=MATCHED)
 
 

@@ -6,6 +6,7 @@ curve over the number of keys or as a map over layers and heads.
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from sinklab.lab.analysis.doses import told_apart
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.protocols import in_place_of
+from sinklab.lab.records import Run
 from sinklab.lab.scoring import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies import (
@@ -38,7 +40,6 @@ from sinklab.lab.studies import (
     Rows,
     Trial,
     check_fits,
-    deferred,
     heldout_text,
     less_other,
     mean_table,
@@ -188,8 +189,17 @@ class CostCurve(Reading):
         """The table ``curve``."""
         return {"curve": curve_table(rows["curve_rows"], trial.samples)}
 
-    sentences = deferred("sinklab.lab.studies.curve.figures:masking_curve_sentences")
-    draw = deferred("sinklab.lab.studies.curve.figures:draw_masking_curves")
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Costs in words."""
+        from sinklab.lab.studies.curve.figures import masking_curve_sentences
+
+        return masking_curve_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Tables and figures of the costs."""
+        from sinklab.lab.studies.curve.figures import draw_masking_curves
+
+        return draw_masking_curves(runs, out, options)
 
 
 class CostMap(Reading):
@@ -282,8 +292,17 @@ class CostMap(Reading):
         """The table ``map``."""
         return {"map": ablation_map(rows["ablation"])}
 
-    sentences = deferred("sinklab.lab.studies.curve.figures:ablation_sentences")
-    draw = deferred("sinklab.lab.studies.curve.figures:draw_ablation")
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Costs in words."""
+        from sinklab.lab.studies.curve.figures import ablation_sentences
+
+        return ablation_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Tables and figures of the costs."""
+        from sinklab.lab.studies.curve.figures import draw_ablation
+
+        return draw_ablation(runs, out, options)
 
 
 def _keys(k: int, rule: Any) -> Selector:

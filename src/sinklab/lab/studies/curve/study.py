@@ -12,7 +12,7 @@ from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
 from sinklab.lab.measures.names import CONTROLS
 from sinklab.lab.registry import studies
-from sinklab.lab.studies import ScoredStudy, Study, ascending, deferred
+from sinklab.lab.studies import ScoredStudy, Study, ascending
 
 UNITS = ("model", "layer", "head")
 REMOVALS = ("mask", "zero_value")
@@ -152,23 +152,17 @@ class Curve(Study):
         Raises:
             ValueError: for settings of another one.
         """
-        kind = "curve"
+        from sinklab.lab.studies.curve.reading import CostCurve, CostMap
+
+        chosen: CostStudy = CostCurve()
         if settings.by != "model":
-            kind = "ablate"
-        chosen = deferred(KINDS[kind])(None)
+            chosen = CostMap()
         return chosen, chosen.filled(settings)
 
     def record(self, settings: Any) -> dict[str, Any]:
         """The settings as the run folder keeps them."""
         chosen, settings = self.resolved(settings)
         return chosen.record(settings)
-
-
-KINDS = {
-    "curve": "sinklab.lab.studies.curve.reading:CostCurve",
-    "ablate": "sinklab.lab.studies.curve.reading:CostMap",
-}
-"""Class of each kind of run."""
 
 
 masking_curve = Curve()

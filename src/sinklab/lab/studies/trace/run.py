@@ -24,12 +24,13 @@ from sinklab.lab.scoring import (
     seeded,
     state_records,
 )
-from sinklab.lab.studies import PORTION, Meter, Progress, Row, Work, text_of
+from sinklab.lab.studies import Meter, Progress, Row, Work, text_of
 from sinklab.lab.studies.trace.recording import Recorder, Selection
-from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
+from sinklab.lab.studies.trace.study import STATISTICS, StudySettings, Trace
 
+TOGETHER = Trace.together
 # canvas positions of texts that are written in one batch, at most
-TOGETHER = 512
+POSITIONS = 512
 
 
 def follow(
@@ -68,7 +69,7 @@ def companions(tasks: list[Task], sample: int) -> list[int]:
     usual = DecodingSettings(
         steps=settings.steps, block_length=settings.block_length, seed=settings.seed
     )
-    some = [one for one in range(len(tasks)) if one // PORTION == sample // PORTION]
+    some = [one for one in range(len(tasks)) if one // TOGETHER == sample // TOGETHER]
     model = task.loaded.model
     stands_alone = (
         not vars(usual).items() <= vars(settings).items()
@@ -77,7 +78,7 @@ def companions(tasks: list[Task], sample: int) -> list[int]:
         or not {*settings.statistics} <= {*STATISTICS}
         # masks alone are all alike: a tie, which rounding would decide
         or not all(tasks[one].prompt.ids for one in some)
-        or len(some) * max(tasks[one].positions for one in some) > TOGETHER
+        or len(some) * max(tasks[one].positions for one in some) > POSITIONS
         or not task.is_fast
         or model.config.block_length
     )
@@ -243,7 +244,7 @@ def _check_hidden(task: Task, text: str) -> None:
 
 
 def write_samples(work: Work) -> None:
-    """Write this process's samples, each as its part of the run; its texts last, so that they mark
+    """Write the missing samples, each as its part of the run; its texts last, so that they mark
     the end.
     """
     run, settings, tasks = work.run, work.settings, work.plan.tasks

@@ -15,7 +15,7 @@ from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.registry import studies
-from sinklab.lab.studies import Study, deferred, describe
+from sinklab.lab.studies import Progress, Study, Work, describe
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -156,9 +156,8 @@ class Trace(Study):
     Of every token at every denoising step, in a run folder: it holds run.json, Parquet tables and
     safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Each sample
     is saved when it is complete: an interrupted run can be read, and --resume continues it.
-    Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch`
-    the prompts are sharded over the processes and their folders merged. More is asked for: two
-    controls (--twin), and texts with sinks blocked (--mask-sinks).
+    Autoregressive models are traced too, on top of their own KV cache. More is asked for:
+    two controls (--twin), and texts with sinks blocked (--mask-sinks).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
@@ -171,8 +170,7 @@ class Trace(Study):
             /models/LLaDA-8B-Instruct --dtype bfloat16
         sinklab trace "The house" --edits block_keys:keys=top:k=5 window_attention:radius=16 \\
             --maps 3:5:2 --out runs/edited
-        accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl \\
-            --device cuda --resume
+        sinklab trace --prompts questions.jsonl --device cuda --shard 0/4 --out runs/many
     """
 
     Settings: ClassVar[type] = StudySettings
@@ -180,9 +178,25 @@ class Trace(Study):
     kind = "study"
     parts = "generations"
     shards = True
-    prepare = deferred("sinklab.lab.studies.trace.run:prepare")
-    run = deferred("sinklab.lab.studies.trace.run:write_samples")
-    finish = deferred("sinklab.lab.studies.trace.again:finish")
+    together = 4
+
+    def prepare(self, loaded: Loaded, settings: StudySettings, progress: Progress) -> Any:
+        """The texts to write. Raises ValueError for what can be refused without the model."""
+        from sinklab.lab.studies.trace.run import prepare
+
+        return prepare(loaded, settings, progress)
+
+    def run(self, work: Work) -> None:
+        """Write texts under observation."""
+        from sinklab.lab.studies.trace.run import write_samples
+
+        write_samples(work)
+
+    def finish(self, work: Work) -> None:
+        """Controls, and what follows from all samples."""
+        from sinklab.lab.studies.trace.again import finish
+
+        finish(work)
 
     def samples(self, plan: Any) -> int:
         """Number of samples: one per prompt."""
@@ -225,8 +239,7 @@ study = Trace()
 
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
 masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
-(``removals`` and ``clipped`` under edits), ``control``. Under ``accelerate launch`` the samples are
-sharded over the processes and their folders merged at the end.
+(``removals`` and ``clipped`` under edits), ``control``.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
