@@ -22,21 +22,20 @@ from sinklab.lab.reports import (
     NotRecorded,
     as_trainings,
     draw_all,
-    emergence_map,
     figures_of,
-    main_holders,
-    massive_activations,
-    mobility_over_training,
-    optimization,
     report,
-    sink_emergence,
     summary,
     table,
-    trained_norms,
-    training_loss,
     write_tables,
 )
-from sinklab.lab.reports.drawing import drawn_as
+from sinklab.lab.reports.figures import (
+    emergence_map,
+    main_holders,
+    mobility_over_training,
+    sink_emergence,
+    training_loss,
+    value_norms,
+)
 from sinklab.lab.reports.sentences import losses_of, signed
 from sinklab.lab.reports.style import THEMES
 from sinklab.lab.reports.training import first_for_good
