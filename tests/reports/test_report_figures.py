@@ -178,9 +178,8 @@ def test_without_a_choice_the_head_of_median_mobility_is_shown(make_study):
     staying = make_study("staying", change=other)
     assert typical_head(as_studies(staying)[0]) == (1, 2)
     assert [*sink_paths(staying).lines[-1].get_ydata()] == [9] * STEPS
-    moving, still = sink_paths(staying, most=6).lines[1::5]
+    moving = sink_paths(staying, layer=0).lines[-1]
     assert [*moving.get_ydata()] == [PROMPT + step for step in range(STEPS)]
-    assert [*still.get_ydata()] == [9] * STEPS
 
 
 def visible(sample, arrays):
@@ -383,9 +382,9 @@ def test_refusals(make_study):
         with pytest.raises(NotRecorded, match="with the statistic value_norm"):
             draw(bare)
     whole = make_study("whole", recorded_layers=[3, 4])
-    refused(r"has layers 3 to 4: got layer=0", received_map, whole, layer=0)
-    refused(r"has heads 0 to 2: got head=3", sink_paths, whole, layer=3, head=3)
-    refused("samples 0 to 1: got sample=2", sink_paths, whole, sample=2)
+    refused(r"one of 3, 4, but is 0", received_map, whole, layer=0)
+    refused(r"one of 0, 1, 2, but is 3", sink_paths, whole, layer=3, head=3)
+    refused("the sample of .* one of 0, 1, but is 2", sink_paths, whole, sample=2)
 
 
 def test_numbers_are_short():

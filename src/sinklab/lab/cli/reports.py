@@ -125,7 +125,7 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
 class Figures(Command):
     """The figures of runs for a paper.
 
-    Vector graphics of its widths, each with its numbers and a caption. Colour scales are shared by the
+    Vector graphics of its widths, each with its numbers (NAME.csv). Colour scales are shared by the
     figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a caption with
     the samples, seeds and settings; names of files have the models in them.
 

@@ -24,7 +24,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from sinklab.core.errors import near, one_of
-from sinklab.lab.analysis.estimates import FEWEST, mean_over
+from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.registry import figures
@@ -88,11 +88,13 @@ class Figure:
         if readers[0].run.info.kind not in kinds:
             as_shown(readers, kinds[0])
         with themed(paper):
-            axes = ax or own_axes(*self.size)
+            width, height = self.size
+            if paper:
+                # the text, or its column for a narrow figure; the height goes with it
+                width = PAPERS[paper][int(width <= 5)]
+            axes = ax or own_axes(width, height * width / self.size[0])
             numbers = self.draw(readers[0] if self.alone else readers, axes, **options)
             finish(axes, grow=ax is None)
-            if paper and ax is None:
-                _set_width(canvas_of(axes), paper)
         return axes, numbers
 
 
@@ -168,8 +170,6 @@ def lines(
     first = readers[0].over(x)
     if first.empty:
         needs = MONITOR if readers[0].kind == "training" else ATTENTION
-        if hint := near(x, ("layer", "step")):
-            needs += f" The axis is {x!r}; {hint}"
     asked = {name for column in curves.values() for name in re.findall(r"[A-Za-z_]\w*", column)}
     for name in sorted(asked.difference(first)) * (not first.empty):
         if hint := near(name, first.columns):
@@ -317,8 +317,10 @@ def draw_map(
         axis.set_ticklabels(["sink"] * len(first) + [str(names[tick]) for tick in shown])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.tick_params(length=0)
-    ticks: dict[str, Any] = {"ticks": LogLocator(2), "format": "%g×"} if log else {}
-    bar = canvas_of(ax).colorbar(image, ax=ax, label=label, pad=0.02, aspect=28, **ticks)
+    on_bar: dict[str, Any] = {"pad": 0.02, "aspect": 28, "label": label}
+    if log:
+        on_bar |= {"ticks": LogLocator(2), "format": "%g×"}
+    bar = canvas_of(ax).colorbar(image, ax=ax, **on_bar)
     bar.outline.set_visible(False)
     bar.minorticks_off()
     return table.stack().rename("value").reset_index()
@@ -352,36 +354,27 @@ def finish(ax: Axes, *, grow: bool) -> None:
     names = ax.get_legend_handles_labels()[1]
     if not names:
         return
-    columns = 1 if max(map(len, names)) > 26 else 2
+    canvas = canvas_of(ax)
+    # an entry has a line and letters of some 0.06 inches
+    columns = 2 if canvas.get_figwidth() > 2 * (0.5 + 0.06 * max(map(len, names))) else 1
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
     if grow:
-        canvas = canvas_of(ax)
         canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // columns))
-
-
-def _set_width(canvas: Canvas, paper: str) -> None:
-    """As wide as the text of a paper, or as its column if it is narrow; its height goes with it."""
-    width, height = canvas.get_size_inches()
-    wide = PAPERS[paper][int(width <= 5)]
-    canvas.set_size_inches(wide, height * wide / width)
 
 
 def printed(frame: pd.DataFrame) -> pd.DataFrame:
     """The numbers of lines as text: a row for each place on the horizontal axis, a column for each
     line.
     """
-    several = frame["run"].nunique() > 1
-    cells = []
-    for run, line, x, value, low, high in frame.iloc[:, :6].itertuples(index=False, name=None):
-        name = ": ".join(filter(None, [run * (several or not line), line]))
-        text = number(value) if np.isfinite(value) else ""
-        if np.isfinite(low):
-            text += f" ({number(low)} … {number(high)})"
-        cells.append((f"{x:g}" if isinstance(x, float) else x, name, text))
-    x_name = frame.columns[2]
-    table = pd.DataFrame(cells, columns=[x_name, "line", "text"])
-    names = [*dict.fromkeys(table["line"])]
-    return table.pivot_table("text", x_name, "line", "first", sort=False)[names].fillna("")
+    x = frame.columns[2]
+    text = frame["value"].map(number)
+    ends = " (" + frame["low"].map(number) + " … " + frame["high"].map(number) + ")"
+    names = frame["run"] + (": " + frame["line"]).where(frame["line"] != "", "")
+    if frame["run"].nunique() == 1:
+        names = frame["line"].where(frame["line"] != "", frame["run"])
+    shown = pd.DataFrame({x: frame[x], "name": names})
+    shown["text"] = text.where(frame["low"].isna(), text + ends)
+    return shown.pivot(index=x, columns="name", values="text")[names.unique()].fillna("")
 
 
 @dataclass
@@ -453,31 +446,20 @@ def draw_all(
 def caption(drawn: Figure, readers: list[Any], numbers: pd.DataFrame) -> str:
     """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
     said = [drawn.words]
-    samples = [len(getattr(run, "samples", ())) for run in readers]
     if "low" in numbers and numbers["low"].notna().any():
         said.append("Bands and bars are 95 % intervals over samples.")
-    elif 0 < samples[0] < FEWEST:
-        said.append("Fewer than eight samples: no intervals.")
-    for run, count in zip(readers, samples, strict=True):
+    for run in readers:
         info = run.run.info
         parts = [run.label]
-        if info.model.get("layers"):
-            parts[0] += f" ({info.model['layers']} layers of {info.model['heads']} heads)"
-        if count:
-            parts.append(f"n = {count} sample{'s' * (count > 1)}")
+        if samples := len(getattr(run, "samples", ())):
+            parts.append(f"n = {samples} samples")
         parts.append(f"seed {info.seed}")
         for name in SETTINGS.split():
-            value = info.settings.get(name)
-            if isinstance(value, list | tuple):
-                value = ", ".join(map(str, value))
-            if value not in (None, "", False):
+            if value := info.settings.get(name):
                 parts.append(f"{name.replace('_', ' ')} {value}")
-        rule = getattr(run, "rule_words", "")
-        said.append(", ".join(parts) + f"; sinks: {rule}" * bool(rule) + ".")
-    folders = ", ".join(run.run.path.name for run in readers)
-    version = readers[0].run.info.versions.get("sinklab")
-    if version:
-        said.append(f"Drawn with sinklab {version} from {folders}.")
+        if rule := getattr(run, "rule_words", ""):
+            parts.append(f"sinks: {rule}")
+        said.append(f"{', '.join(parts)}, from {run.run.path.name}.")
     return " ".join(said)
 
 

@@ -3,14 +3,13 @@ numbers.
 """
 
 # T steps, L layers, H heads, N samples, E thresholds, Q queries, K keys (added sinks first)
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from sinklab.core.errors import near
+from sinklab.core.errors import one_of
 from sinklab.lab.reports.drawing import (
     ATTENTION,
     MONITOR,
@@ -318,54 +317,38 @@ def sink_paths(
     layer: int | None = None,
     head: int | None = None,
     sample: int = 0,
-    most: int = 0,
 ) -> pd.DataFrame:
     """Position of the main sink of a head over steps, a line per run (analysis paper, Fig. 7).
 
-    A typical head, of median mobility among strong main sinks, unless one is given. Below zero: on
-    the added sink. Dotted lines are block borders.
+    Unless one is given it is a typical head: of median mobility, heads weighted by their main
+    sinks. At −1: on the added sink. Dotted lines are block borders.
 
     Args:
         runs: the runs.
         ax: where to draw.
-        layer: number of the model; the most mobile head of it.
-        head: number of the model; the most mobile of its layers.
+        layer: number of the model.
+        head: number of the model.
         sample: number of the sample.
-        most: so many heads of each run whose strong sinks move most.
     """
-    length, parts, has_added = 1, [], False
+    parts = []
     for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
-        places = [place for place, _ in most_mobile(one)]
-        for axis, (what, number) in enumerate((("layer", layer), ("head", head))):
-            if number is not None:
-                at = place_of(one, what, number)
-                places = [place for place in places if place[axis] == at]
-        chosen = places[: max(most, 1)]
-        if layer is None and head is None and not most:
-            chosen = [typical_head(one)]
+        row, column = typical_head(one, layer, head)
         watched = recorded_sample(one, sample)
-        length = max(length, int(watched.positions_T.max()))
-        for number, (row, column) in enumerate(chosen):
-            main_T = watched.main_TLH[:, row, column]
-            at_T = np.where(main_T < watched.added, -1.0, main_T - watched.added)
-            has_added |= bool(watched.added)
-            name = f"layer {one.layers[row]}, head {one.heads[column]}"
-            about: dict[str, Any] = {"run": f"{one.label}: {name}", "line": ""}
-            if len(runs) == 1:
-                about = {"run": one.label, "line": name}
-            about |= {"step": watched.step_numbers_T, "value": np.where(main_T < 0, np.nan, at_T)}
-            parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan, "nth": number}))
-        for border in watched.borders if one is runs[0] else ():
-            ax.axvline(watched.step_numbers_T[border] - 0.5, **THIN)
+        main_T = watched.main_TLH[:, row, column]
+        at_T = np.where(main_T < 0, np.nan, np.maximum(main_T - watched.added, -1))
+        name = f"{one.label}: layer {one.layers[row]}, head {one.heads[column]}"
+        about = {"run": name, "line": "", "step": watched.step_numbers_T, "value": at_T}
+        parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))
+        ax.set_ylim(-2, max(ax.get_ylim()[1], watched.positions_T.max()))
+    for border in watched.borders:
+        ax.axvline(watched.step_numbers_T[border] - 0.5, **THIN)
     frame = pd.concat(parts, ignore_index=True)
-    below = frame["value"].mask(frame["value"] == -1, -0.07 * length)
-    draw_lines(ax, frame.assign(value=below), drawstyle="steps-mid", markersize=3, markevery=1)
-    ax.set(xlabel="step", ylabel="position of the main sink", ylim=(-1, length))
-    if has_added:
-        ticks = [int(tick) for tick in ax.get_yticks() if 0 <= tick < length]
-        ax.set_yticks([-0.07 * length, *ticks], ["sink", *map(str, ticks)])
-        ax.set_ylim(-0.12 * length, length)
-    return frame.drop(columns="nth")
+    draw_lines(ax, frame, drawstyle="steps-mid", markersize=3, markevery=1)
+    ax.set(xlabel="step", ylabel="position of the main sink")
+    if (frame["value"] < 0).any():
+        ticks = [int(tick) for tick in ax.get_yticks() if 0 <= tick < ax.get_ylim()[1]]
+        ax.set_yticks([-1, *ticks], ["sink", *map(str, ticks)])
+    return frame
 
 
 @figure("statistics", alone=True)
@@ -390,31 +373,24 @@ def statistics(run: Study, ax: Axes, *, only: str | None = None) -> pd.DataFrame
 
 @figure("training_loss", kind="training")
 def training_loss(runs: list[Training], ax: Axes) -> pd.DataFrame:
-    """Held-out loss over steps (with markers) and loss of the training batches (faint), in nats per
-    token.
+    """Held-out loss over steps and loss of the training batches (dotted), in nats per token.
 
     A dotted line marks the end of a causal warm start.
     """
     found = [run for run in runs if run.history is not None]
     parts = []
     for one in at_least_one(found, runs, "a history, and {path} has none."):
-        for name, words in (("loss", "training batches"), ("heldout_loss", "held-out text")):
+        for name, words in (("heldout_loss", "held-out text"), ("loss", "training batches")):
             rows = one.history.dropna(subset=[name])
             about = {"run": one.label, "line": words, "step": rows["step"], "value": rows[name]}
             parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))
     frame = pd.concat(parts, ignore_index=True)
-    is_batch = frame["line"] == "training batches"
-    draw_lines(ax, frame[~is_batch].assign(line=""), runs)
-    colours = {line.get_label(): line.get_color() for line in ax.lines}
-    for run, rows in frame[is_batch].groupby("run", sort=False):
-        colour = colours.get(run, LOOK.muted)
-        ax.plot(rows["step"], rows["value"], color=colour, linewidth=0.8, alpha=0.4)
+    draw_lines(ax, frame, runs, styles={"held-out text": "-", "training batches": ":"})
     # the first losses do not set the scale
-    late = frame.loc[~is_batch | (frame["step"] > 0.05 * frame["step"].max()), "value"]
+    late = frame.loc[frame["step"] > 0.05 * frame["step"].max(), "value"]
     if len(late):
         low, high = late.min(), late.quantile(0.98)
-        room = 0.05 * (high - low) + 1e-3
-        ax.set_ylim(low - room, high + room)
+        ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
     ax.set(xlabel="step", ylabel="loss, nats per token")
     mark_warm_starts(ax, runs)
     return frame
@@ -491,18 +467,8 @@ def place_of(study: Study, what: str, number: int) -> int:
     """
     samples = [study.samples.numbers[place] for place in study.recorded]
     known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
-    if number not in known:
-        hint = near(number, known) if len(known) > 1 else ""
-        raise ValueError(
-            f"{study.run.path} has {what}s {_spoken(known)}: got {what}={number}. {hint}".rstrip()
-        )
+    one_of(f"the {what} of {study.run.path}", number, known)
     return known.index(number)
-
-
-def _spoken(numbers: Sequence[int]) -> str:
-    """Numbers as "0 to 7" or "0, 4, 9"."""
-    whole = len(numbers) > 1 and [*numbers] == [*range(numbers[0], numbers[0] + len(numbers))]
-    return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
 def received_mean(
@@ -522,32 +488,17 @@ def received_mean(
     return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 
-def most_mobile(run: Study) -> list[tuple[tuple[int, int], float]]:
-    """Indices of all layers and heads with their mobility, by falling mobility of strong main
-    sinks.
-    """
-    means = _mobility_of_heads(run).fillna({"weight": -1.0})
-    ranked = means.sort_values(["weight", "strength"], ascending=False, kind="stable")
-    return [
-        ((run.layers.index(layer), run.heads.index(head)), float(mobility))
-        for (layer, head), mobility in ranked["mobility"].items()
-    ]
-
-
-def typical_head(run: Study) -> tuple[int, int]:
+def typical_head(run: Study, layer: int | None = None, head: int | None = None) -> tuple[int, int]:
     """Indices of the layer and head of median mobility, heads weighted by the strength of their
-    main sinks.
+    main sinks; among those of a layer or a head, if it is given.
     """
-    means = _mobility_of_heads(run).dropna().sort_values("mobility", kind="stable")
-    if means.empty:
-        return most_mobile(run)[0][0]
-    held = means["strength"].cumsum()
-    layer, head = means.index[int(np.searchsorted(held, held.iloc[-1] / 2))]
-    return run.layers.index(layer), run.heads.index(head)
-
-
-def _mobility_of_heads(run: Study) -> pd.DataFrame:
-    """Mean strength and mobility of the main sinks of each layer and head, and their product."""
     motions = run.measured.motions
-    motions = motions.assign(weight=motions["strength"] * motions["mobility"])
-    return motions.groupby(["layer", "head"])[["weight", "strength", "mobility"]].mean()
+    for what, number in (("layer", layer), ("head", head)):
+        if number is not None:
+            place_of(run, what, number)
+            motions = motions[motions[what] == number]
+    means = motions.groupby(["layer", "head"])[["strength", "mobility"]].mean()
+    means = means.sort_values("mobility", kind="stable").fillna({"strength": 0.0})
+    held = means["strength"].cumsum()
+    row, column = means.index[int(np.searchsorted(held, held.iloc[-1] / 2))]
+    return run.layers.index(row), run.heads.index(column)
