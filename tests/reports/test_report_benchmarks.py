@@ -400,7 +400,7 @@ def test_the_figure_has_a_panel_per_task_and_a_line_per_model(table1_folder, tmp
     named = figure.axes[0].get_legend_handles_labels()[1]
     assert named[:2] == ["tiny", "tiny, random"]
     assert len(named) == 6
-    line = figure.axes[0].get_legend_handles_labels()[0][0]
+    line = figure.axes[0].get_legend_handles_labels()[0][0].lines[0]
     assert line.get_ydata() == pytest.approx([50, 49.5, 45, 12.5])
 
 
