@@ -334,7 +334,7 @@ def sink_paths(
     for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
         row, column = typical_head(one, layer, head)
         watched = recorded_sample(one, sample)
-        main_T = watched.main_TLH[:, row, column]
+        main_T = watched.facts["main"][:, row, column]
         at_T = np.where(main_T < 0, np.nan, np.maximum(main_T - watched.added, -1))
         name = f"{one.label}: layer {one.layers[row]}, head {one.heads[column]}"
         about = {"run": name, "line": "", "step": watched.step_numbers_T, "value": at_T}
@@ -481,10 +481,10 @@ def received_mean(
     if not sample.shape[0]:
         raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
     if head is None:
-        received_TLK = sample.seen.received_TLK
+        received_TLK = sample.received_TLK
     else:
         place = place_of(study, "head", head)
-        received_TLK = np.concatenate([slab.score[:, :, place] for slab in sample.slabs()])
+        received_TLK = np.concatenate([one.score[:, :, place] for one in sample.scored()], axis=1)
     return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 
