@@ -1,5 +1,4 @@
-"""A figure of your own, in one file: declared over the table of facts, drawn wherever the lab draws
-figures.
+"""A figure of your own, in one file: a function that draws runs on axes and returns the numbers.
 
 ``sinklab figures RUN --plugin add_a_figure.py`` draws it beside the figures of the package, and
 ``sinklab check add_a_figure.py --on RUN`` says whether it can be drawn.
@@ -8,24 +7,20 @@ figures.
 import tempfile
 
 from sinklab.lab.cli import main
-from sinklab.lab.reports import Curve, figure
+from sinklab.lab.reports import figure, lines
 
 
-@figure(
-    "sinks_and_norms",
-    x="layer",
-    y=(
-        Curve("100 * absorbed", "attention on sinks, %"),
-        Curve("100 * sink_norm / rest_norm", "their norm, %", "--"),
-    ),
-    label="% of attention, of other text",
-    needs="attention",
-)
-def sinks_and_norms(axes, look):
+@figure("sinks_and_norms")
+def sinks_and_norms(runs, ax):
     """Do sinks that take much carry little? Attention on sinks, and their value norms over those of
     other text.
     """
-    axes.axhline(100, color=look.muted, linestyle=":")
+    ax.axhline(100, color="gray", linestyle=":")
+    curves = {
+        "attention on sinks, %": "100 * absorbed",
+        "their norm, %": "100 * sink_norm / rest_norm",
+    }
+    return lines(runs, ax, "layer", curves, "% of attention, of other text")
 
 
 if __name__ == "__main__":

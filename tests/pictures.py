@@ -1,4 +1,6 @@
-"""Fixtures for pages of which a test reads words alone: drawing takes most of their time."""
+"""Fixtures for pages of which a test reads words alone: writing pictures takes most of their
+time.
+"""
 
 from importlib import import_module
 
@@ -10,18 +12,17 @@ from sinklab.lab.reports.inline import Picture
 
 
 def undrawn(name, runs, words, place, **options):
-    """A picture that was prepared and not drawn."""
-    shown = figures[name]
+    """A picture that was drawn and not written."""
     try:
-        shown.prepare(runs) if shown.y else shown._readers(runs)
+        numbers = figures[name].drawn(runs, **options)[1]
     except NotRecorded:
         return []
-    return [Picture(name, "<svg></svg>", words, place)]
+    return [Picture(name, "<svg></svg>", words, place, numbers)]
 
 
 @pytest.fixture
 def draw_only(monkeypatch):
-    """Pages show these pictures and leave the drawing of others out."""
+    """Pages show these pictures and leave the writing of others out."""
     build = import_module("sinklab.lab.reports.build")
     every = build.picture
 

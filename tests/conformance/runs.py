@@ -1,8 +1,6 @@
 """The conformance suites of studies and figures, which write run folders and draw them."""
 
 import dataclasses
-import inspect
-import io
 import json
 import shutil
 import tempfile
@@ -19,10 +17,9 @@ from conformance.values import refusal
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.records import Run, RunWriter, open_run
 from sinklab.lab.registry import figures
-from sinklab.lab.reports.drawing import Figure, draw_all, figure_of, save
+from sinklab.lab.reports.drawing import Figure, draw_all
 from sinklab.lab.reports.runs import as_shown
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.reports.style import theme_named, themed
 from sinklab.lab.studies.base import Study
 
 
@@ -128,9 +125,9 @@ def _check_same(run: Run, whole: Run, when: str) -> None:
 def check_figure(name: str, runs: Sequence[Run]) -> None:
     """Hold a registered figure to the contract of reports.
 
-    It has a description; it is drawn of one run and of several, in both themes, which differ; the
-    same runs give the same bytes, and pyplot's list of open figures stays as it is; given axes are
-    drawn on; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
+    It has a description; it is drawn of one run and of several, on axes that it is given; it gives
+    its numbers; the same runs give the same bytes, and pyplot's list of open figures stays as it
+    is; `draw_all` writes it; of a run that recorded nothing, NotRecorded names the run.
 
     Args:
         name: of the figure in :data:`sinklab.lab.registry.figures`.
@@ -139,46 +136,29 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
+    from matplotlib import pyplot
+
     figure: Figure = figures[name]
-    assert figure.name == name and (figure.__doc__ or "").strip(), (
-        f"{name} has no docstring to say what it shows"
-    )
+    assert figure.name == name and figure.words, f"{name} has no docstring to say what it shows"
     assert len(runs) > 1, "a figure is tried with one run and with several; give at least two"
-    readers = as_shown(list(runs), figure.kind)
-    light, dark = (_bytes(figure, readers, theme) for theme in ("light", "dark"))
-    assert light != dark, f"{name} looks alike in both themes; take colours from look"
-    if not figure.alone:
-        figure(runs[0])
-    if "axes" in inspect.signature(figure).parameters:
-        axes = Canvas().subplots()
-        assert figure(readers, axes=axes) is axes, (
-            f"{name} does not return the axes that it was given"
-        )
-        drawn = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
-        assert drawn, f"{name} draws nothing on the axes that it was given"
+    readers, before = as_shown(list(runs)), pyplot.get_fignums()
+    shown = readers[:1] if figure.alone else readers
+    axes = Canvas().subplots()
+    drawn, numbers = figure.drawn(readers, axes)
+    assert drawn is axes
+    parts = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
+    assert parts, f"{name} draws nothing on the axes that it was given"
+    assert len(numbers), f"{name} gives no numbers; return the table that it draws"
+    figure(runs[0])
+    assert pyplot.get_fignums() == before, f"{name} leaves a figure open in pyplot; draw on ax"
     with tempfile.TemporaryDirectory() as folder:
-        shown = readers
-        if figure.alone:
-            shown = readers[:1]
-        written = draw_all(shown, folder, ("svg",), names=[name])
-        assert written.written, f"draw_all skips {name}: {written.skipped}"
-        assert written.written[0].read_bytes() == light, f"{name} differs from one time to the next"
+        found = [draw_all(shown, Path(folder, one), ("svg",), names=[name]) for one in "ab"]
+        assert found[0].written, f"draw_all skips {name}: {found[0].skipped}"
+        first, second = ([path.read_bytes() for path in one.written] for one in found)
+        assert first == second, f"{name} differs from one time to the next"
         bare = Path(folder, "bare")
-        with RunWriter(bare, kind=figure.kind, model={}, settings={}, seed=0):
+        with RunWriter(bare, kind=shown[0].run.info.kind, model={}, settings={}, seed=0):
             pass
         said = refusal(NotRecorded, figure, open_run(bare))
         assert said, f"{name} draws a run that recorded nothing; raise NotRecorded"
         assert str(bare) in said, f"{name} does not name the run that lacks something: {said}"
-
-
-def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:
-    from matplotlib import pyplot
-
-    before = pyplot.get_fignums()
-    written = io.BytesIO()
-    with themed(theme_named(theme)):
-        save(figure_of(figure(readers, theme=theme)), "svg", written)
-    assert pyplot.get_fignums() == before, (
-        f"{figure.name} leaves a figure open in pyplot; draw on own_axes"
-    )
-    return written.getvalue()

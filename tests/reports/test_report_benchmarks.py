@@ -49,8 +49,8 @@ from sinklab.lab.studies.benchmarks.tables import (
     published_model,
     signed,
 )
+from sinklab.lab.studies.curve.drawing import masking_curve
 from sinklab.lab.studies.curve.figures import (
-    masking_curve_figure,
     masking_curve_table,
     write_masking_curves,
 )
@@ -394,12 +394,13 @@ def test_latex_escapes():
 
 def test_the_figure_has_a_panel_per_task_and_a_line_per_model(table1_folder, tmp_path):
     benchmark(tmp_path, {"humaneval": [1, 0, 1, 1]})
-    figure = table1_figure(table1_numbers(found_in([table1_folder, tmp_path]).benchmarks))
+    axes = table1_figure(table1_numbers(found_in([table1_folder, tmp_path]).benchmarks))
+    figure = axes.get_figure()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["GSM8K", "HumanEval"]
     named = figure.axes[0].get_legend_handles_labels()[1]
     assert named[:2] == ["tiny", "tiny, random"]
     assert len(named) == 6
-    line = figure.axes[0].get_legend_handles_labels()[0][0]
+    line = figure.axes[0].get_legend_handles_labels()[0][0].lines[0]
     assert line.get_ydata() == pytest.approx([50, 49.5, 45, 12.5])
 
 
@@ -612,7 +613,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
         curve(tmp_path / "tiny", "diffusion", 0.1),
         curve(tmp_path / "llama", "autoregressive", 0.002),
     ]
-    axes = masking_curve_figure(runs)
+    axes = masking_curve(runs)
     handles, _ = axes.get_legend_handles_labels()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["tiny (DLM)", "llama (AR)", "most attended keys", "random keys"]
@@ -621,11 +622,11 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
     assert handles[0].get_ydata() == pytest.approx([0, 0.1, 0.5])
     assert handles[0].get_xdata() == pytest.approx([0, 1, 5])
     assert axes.get_xscale() == "symlog"
-    by_mass = masking_curve_figure(runs, over="mass")
+    by_mass = masking_curve(runs, over="mass")
     assert by_mass.lines[0].get_xdata() == pytest.approx([0, 2, 10])
     assert by_mass.get_xlabel() == "attention removed, %"
     assert axes.get_yscale() == "linear"
-    assert masking_curve_figure(runs, change="log").get_yscale() == "symlog"
+    assert masking_curve(runs, change="log").get_yscale() == "symlog"
     table = masking_curve_table(runs).set_index(["model", "k", "blocked"])
     line = table.loc[("tiny (DLM)", 5, "most attended keys")]
     assert line["change"].startswith("+0.500 (95 % +0.4")
@@ -765,7 +766,7 @@ def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path):
 
 def test_what_is_no_curve_is_refused(tmp_path):
     run = curve(tmp_path / "a", "diffusion", 0.1)
-    refused("'loog'; did you mean 'log'", masking_curve_figure, run, change="loog")
+    refused("'loog'; did you mean 'log'", masking_curve, run, change="loog")
     refused("needs at least one run", as_curves, [])
     refused(
         r"'curve': .* kind 'benchmark'", as_curves, [run, benchmark(tmp_path / "b", {"piqa": [1]})]

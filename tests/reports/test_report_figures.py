@@ -2,59 +2,52 @@ import re
 from importlib import resources
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from commands import cli, error_of
 from refusals import refused, refusing
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.cli import main
-from sinklab.lab.registry import figures
-from sinklab.lab.reports import (
-    NotRecorded,
-    as_studies,
+from sinklab.lab.reports import NotRecorded, as_studies, draw_all, report, table
+from sinklab.lab.reports.drawing import share_scale
+from sinklab.lab.reports.figures import (
     attention_map,
-    draw_all,
     heldout_loss,
     layer_head_map,
-    output_norm_against_bound,
-    overlap_by_step,
     received_map,
-    report,
     score_histogram,
-    sink_path_of_head,
     sink_paths,
     sink_share,
     sink_share_by_state,
     sink_tokens,
     sinks_per_layer,
-    statistics_maps,
-    style,
-    table,
+    statistics,
+    typical_head,
     value_norms,
     value_norms_by_state,
 )
-from sinklab.lab.reports.drawing import caption
 from sinklab.lab.reports.inline import Picture, svg_of
-from sinklab.lab.reports.style import printable
+from sinklab.lab.reports.style import DPI, printable
 from sinklab.lab.reports.words import number, percent, words_of
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
 
 def lines(axes):
-    return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in axes.lines}
+    """The lines that show numbers."""
+    drawn = [line for line in axes.lines if len(line.get_xdata()) > 1]
+    return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in drawn}
 
 
-def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study, tmp_path):
+def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study):
     run = make_study("plain")
-    maps = {one.title: one for one in figures["statistics"].prepare(run)}
-    assert [*maps] == ["key_norm", "row_entropy", "row_logsumexp"]
-    assert_allclose(maps["row_entropy"].values_RC, np.full((LAYERS, STEPS), 2.5))
-    assert_allclose(maps["key_norm"].values_RC, np.full((LAYERS, STEPS), 8.0))
-    assert maps["row_entropy"].scale == "mean over samples, states and heads"
+    for name, value in (("row_entropy", 2.5), ("key_norm", 8.0)):
+        axes = statistics(run, only=name)
+        assert axes.get_title(loc="left") == name
+        assert_allclose(axes.images[0].get_array(), np.full((LAYERS, STEPS), value))
     frame = table(run, "statistics")
     assert (
         list(frame) == ["statistic", "layer", "step", "mean", "samples"]
@@ -63,30 +56,15 @@ def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(ma
     # every other sample is two steps shorter
     assert frame.groupby("step")["samples"].max().tolist() == [2] * (STEPS - 2) + [1, 1]
     with pytest.raises(NotRecorded, match="statistic"):
-        statistics_maps(run, only="no_such")
-    draw_all(run, tmp_path, ("png",), names=["statistics"], paper="icml")
-    assert (
-        "row_entropy: The entropy of every query's attention row"
-        in next(tmp_path.glob("*.txt")).read_text()
-    )
-
-
-def test_a_caption_says_what_is_drawn(make_study):
-    runs = [make_study(), make_study("bare", leave_out=("heldout",))]
-    cost, none = (caption(figures["figure_1"], as_studies(run)) for run in runs)
-    assert "(d) What blocking" in cost and "(d) How much main sinks move" not in cost
-    assert "(d) How much main sinks move" in none and "(d) What blocking" not in none
-    assert "n = 2 samples" in cost
+        statistics(run, only="no_such")
 
 
 def test_labels_of_sink_tokens_stay_inside_a_narrow_column(make_study):
-    with style.for_paper("icml"):
-        canvas = style.sized(sink_tokens(make_study("plain")).figure, "icml")
-        canvas.set_dpi(style.DPI)
-        layout = canvas.get_layout_engine()
-        layout.execute(canvas)
-        (axes,) = canvas.axes
-        box = axes.get_tightbbox(FigureCanvasAgg(canvas).get_renderer())
+    axes, _ = sink_tokens.drawn(make_study("plain"), paper="icml")
+    canvas = axes.get_figure()
+    canvas.set_dpi(DPI)
+    canvas.get_layout_engine().execute(canvas)
+    box = axes.get_tightbbox(FigureCanvasAgg(canvas).get_renderer())
     assert box.x0 >= 4 and box.x1 <= canvas.bbox.width - 4
     label = axes.xaxis.label.get_window_extent()
     assert label.x0 >= 0 and label.x1 <= canvas.bbox.width
@@ -100,7 +78,7 @@ def test_received_map_draws_received_attention(make_study):
     assert_allclose(text[np.arange(STEPS), PROMPT + np.arange(STEPS)], 0.5 * TEXT, rtol=1e-3)
     # The second sample is two steps shorter; its padding is not drawn.
     assert (
-        np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0]
+        np.asarray(received_map(make_study("b"), layer=0, sample=1).images[0].get_array()).shape[0]
         == STEPS - 2
     )
 
@@ -111,7 +89,7 @@ def test_received_map_takes_one_head_or_the_mean(make_study):
 
     run = make_study(change=lopsided)
     drawn = {
-        head: np.asarray(received_map(run, 0, head=head).images[0].get_array())
+        head: np.asarray(received_map(run, layer=0, head=head).images[0].get_array())
         for head in (None, 0, 1)
     }
     assert drawn[0][0, PROMPT] == pytest.approx(7.2, rel=1e-3)
@@ -125,7 +103,7 @@ def test_rows_of_a_map_are_labelled_with_the_steps_that_were_recorded(make_study
         for name, array in arrays.items():
             arrays[name] = array[::3]
 
-    axes = received_map(make_study(change=thin), 0)
+    axes = received_map(make_study(change=thin), layer=0)
     axes.figure.canvas.draw()
     shown = {
         int(place): label.get_text()
@@ -155,7 +133,7 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
     with pytest.raises(NotRecorded, match=r"\(5, any, any\) of sample 0"):
-        attention_map(run, 5)
+        attention_map(run, step=5)
     with pytest.raises(NotRecorded, match="as step:layer:head: 3:5:2"):
         attention_map(run, sample=1)
 
@@ -169,7 +147,7 @@ def test_layer_head_map_draws_the_mean_share_of_the_main_sink(make_study):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["4", "9"]
 
 
-def test_sink_path_of_head_draws_one_line_a_run(make_study):
+def test_sink_paths_draw_one_line_a_run(make_study):
     def other(sample, arrays):
         # The strongest head is (1, 2), whose main sink stays.
         arrays["received"][:, 1, 2] = 0.1
@@ -180,32 +158,28 @@ def test_sink_path_of_head_draws_one_line_a_run(make_study):
         make_study("staying", change=other),
         make_study("sink", added=1, text_share=0.1),
     ]
-    axes = sink_path_of_head(runs, 1, 2)
-    moving, staying, added = (np.asarray(line.get_ydata(), float) for line in axes.lines[:3])
+    axes = sink_paths(runs, layer=1, head=2)
+    moving, staying, added = (np.asarray(line.get_ydata(), float) for line in axes.lines[1:])
     assert moving.tolist() == [PROMPT + step for step in range(STEPS)]
     assert staying.tolist() == [9] * STEPS
     assert (added < 0).all() and len(added) == STEPS
-    assert [text.get_text() for text in axes.get_legend().get_texts()][
-        1
-    ] == "staying: layer 1, head 2"
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts[1] == "staying: layer 1, head 2"
     assert axes.get_yticklabels()[0].get_text() == "sink"
-    # of the others the one that moves
-    drawn = sink_path_of_head(runs[1]).lines[0].get_ydata()
-    assert list(drawn) == [PROMPT + step for step in range(STEPS)]
 
 
-def test_overlap_by_step_draws_what_stays(make_study):
-    runs = [
-        make_study("plain"),
-        make_study("sink", added=1, text_share=0.2),
-        make_study("none", text_share=0.05),
-    ]
-    drawn = lines(overlap_by_step(runs))
-    assert set(drawn) == {"plain", "sink"}, "a run without sinks has nothing to stay"
-    assert_allclose(drawn["plain"], np.zeros(STEPS - 1))
-    assert_allclose(drawn["sink"], np.full(STEPS - 1, 1 / 3))
-    with pytest.raises(NotRecorded, match="two steps with sinks"):
-        overlap_by_step(runs[2])
+def test_without_a_choice_the_head_of_median_mobility_is_shown(make_study):
+    def other(sample, arrays):
+        # one head stays, and holds more than the five others together
+        arrays["received"][:] *= 0.5
+        arrays["received"][:, 1, 2] = 0.1
+        arrays["received"][:, 1, 2, 9] = 0.97 * TEXT
+
+    staying = make_study("staying", change=other)
+    assert typical_head(as_studies(staying)[0]) == (1, 2)
+    assert [*sink_paths(staying).lines[-1].get_ydata()] == [9] * STEPS
+    moving = sink_paths(staying, layer=0).lines[-1]
+    assert [*moving.get_ydata()] == [PROMPT + step for step in range(STEPS)]
 
 
 def visible(sample, arrays):
@@ -258,10 +232,12 @@ def by_state(sample, arrays):
     ],
 )
 def test_declared_lines_are_those_of_the_facts(make_study, draw, runs, drawn):
-    axes = draw([make_study(name, **how) for name, how in runs.items()])
-    assert {name: [*values] for name, values in lines(axes).items()} == {
-        name: pytest.approx(values, rel=1e-3) for name, values in drawn.items()
+    _, numbers = draw.drawn([make_study(name, **how) for name, how in runs.items()])
+    shown = {
+        f"{run}: {line}" if len(runs) > 1 else line: [*rows["value"]]
+        for (run, line), rows in numbers.groupby(["run", "line"])
     }
+    assert shown == {name: pytest.approx(values, rel=1e-3) for name, values in drawn.items()}
 
 
 def test_score_histogram_draws_shares_that_sum_to_one(make_study):
@@ -297,70 +273,7 @@ def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
 
     drawn = lines(value_norms_by_state(make_study(change=planted)))
     assert_allclose(drawn["masked"], [3] * LAYERS, rtol=1e-3)
-    assert set(drawn) == {"masked", "_child1"}, "no other state has a sink, and a line at 1"
-
-
-def test_output_norm_lies_under_its_bound(make_study):
-    axes = output_norm_against_bound(make_study())
-    equal, *dots = axes.lines
-    assert {line.get_label(): len(line.get_xdata()) for line in dots} == {
-        "masked queries": 22 * LAYERS * 3,
-        "committed queries": 20 * LAYERS * 3,
-        "prompt queries": 22 * LAYERS * 3,
-    }
-    assert all((line.get_xdata() == 1.5).all() and (line.get_ydata() == 0.5).all() for line in dots)
-    assert list(equal.get_xdata()) == list(equal.get_ydata())
-
-
-def test_paths_are_those_of_the_heads_that_move_most(make_study):
-    def other(sample, arrays):
-        # the main sink of head 0 stays, that of (1, 1) moves and is weaker
-        arrays["received"][:, :, 0] = 0.1
-        arrays["received"][:, :, 0, 9] = 0.9 * TEXT
-        arrays["received"][:, 1, 1] *= 0.9
-
-    figure = sink_paths(make_study(change=other))
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [
-        f"layer {layer}, head {head}, mobility {mobility}"
-        for layer, head, mobility in (
-            (0, 1, "1.00"),
-            (0, 2, "1.00"),
-            (1, 2, "1.00"),
-            (1, 1, "1.00"),
-            (0, 0, "0.00"),
-            (1, 0, "0.00"),
-        )
-    ]
-    paths = [axes.lines[0].get_ydata().tolist() for axes in figure.axes]
-    assert paths[0] == [PROMPT + step for step in range(STEPS)] and paths[4] == [9] * STEPS
-    added = sink_paths(make_study("sink", added=1, text_share=0.1)).axes[0]
-    assert (np.asarray(added.lines[0].get_ydata()) < 0).all() and added.get_yticklabels()[
-        0
-    ].get_text() == "sink"
-
-
-@pytest.mark.slow
-def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_only, tmp_path):
-    names = ["sink_share", "epsilon_curve", "heldout_loss", "mobility_by_layer"]
-    draw_only(*names)
-    runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
-    html = report(runs, tmp_path, tables=()).read_text("utf-8")
-    for name in names:
-        chart, axes = figures[name].prepare(runs), figures[name](runs)
-        drawn = [line for line in axes.lines if line.get_marker() in style.MARKERS]
-        numbers = chart.numbers()
-        assert len(drawn) == len(chart.lines) == len(numbers.columns)
-        for line, on_file, column in zip(chart.lines, drawn, numbers.columns, strict=True):
-            assert_array_equal(on_file.get_ydata(), line.y)
-            cells = zip(numbers[column], line.y, strict=True)
-            assert all(cell.startswith(number(value)) for cell, value in cells)
-        # the page has the same drawing, with names of its own
-        title = words_of("cards", "study")[name]["title"]
-        shown = Picture(name, svg_of(axes.figure), title, name)
-        assert shown.__html__() in html and chart.x.label in shown.svg
-    parts = re.findall(r' id="([^"]+)"', html)
-    assert len(parts) == len(set(parts))
+    assert set(drawn) == {"_child0", "masked"}, "no other state has a sink, and a line at 1"
 
 
 def test_intervals_are_those_of_the_samples(make_study):
@@ -368,21 +281,21 @@ def test_intervals_are_those_of_the_samples(make_study):
         arrays["received"][..., 0] *= 1 + sample
 
     study = as_studies(make_study(samples=8, change=uneven))[0]
-    line = figures["sink_share"].prepare(study).lines[0]
+    numbers = sink_share.drawn(study)[1]
     each = study.each("layer")
     wanted = mean_over(100 * each.loc[each["layer"] == 1, "text_share"])
-    assert (line.low[1], line.high[1]) == wanted.interval and wanted.samples == 8
-    assert figures["sink_share"].prepare(make_study("few", samples=7)).lines[0].low is None
+    assert (numbers["low"][1], numbers["high"][1]) == wanted.interval and wanted.samples == 8
+    assert sink_share.drawn(make_study("few", samples=7))[1]["low"].isna().all()
 
 
 def test_maps_of_a_set_share_their_scale(make_study, tmp_path):
     runs = as_studies([make_study("weak", text_share=0.2), make_study("strong", text_share=0.6)])
-    assert figures["layer_head_map"].top_of(runs) == pytest.approx(60, rel=1e-3)
-    assert layer_head_map(runs[0], top=60).images[0].norm.vmax == 60
-    bar = layer_head_map(runs[0]).figure.axes[1]
-    assert bar.get_ylabel() == "attention on the main sink, %"
-    first, second = draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written
-    texts = [re.findall(r"<text[^>]*>([^<]+)</text>", one.read_text()) for one in (first, second)]
+    drawn = [layer_head_map(run) for run in runs]
+    share_scale(drawn)
+    assert [axes.images[0].norm.vmax for axes in drawn] == [pytest.approx(60, rel=1e-3)] * 2
+    assert drawn[0].figure.axes[1].get_ylabel() == "attention on the main sink, %"
+    written = draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written
+    texts = [re.findall(r"<text[^>]*>([^<]+)</text>", one.read_text()) for one in written[::2]]
     # the numbers beside the colour bar are text, and those of one scale
     assert texts[0] == texts[1] and "50" in texts[0]
 
@@ -404,11 +317,11 @@ def test_heldout_draws_paired_changes_with_error_bars(make_study):
     drawn = lines(axes)
     assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
     assert_allclose(drawn["random keys blocked"], [0.0, 0.01, 0.02])
-    ends = figures["heldout_loss"].prepare(make_study("c", sinks=0.5)).lines[0]
+    ends = heldout_loss.drawn(make_study("c", sinks=0.5))[1].query("line == 'sinks blocked'")
     wanted = mean_over(
         [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
     )
-    assert_allclose((ends.low[-1], ends.high[-1]), wanted.interval)
+    assert_allclose(ends[["low", "high"]].iloc[-1], wanted.interval)
     assert len(axes.containers) == 2
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
 
@@ -446,7 +359,7 @@ def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
     runs = [make_study(name) for name in "abc"]
     for draw in (sink_share, sinks_per_layer):
         axes = draw(runs)
-        top = max(np.nanmax(line.get_ydata()) for line in axes.lines)
+        top = max(np.nanmax(drawn) for drawn in lines(axes).values())
         assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.05 * top
         assert axes.figure.get_figheight() > draw(runs[:1]).figure.get_figheight()
     # Nothing but zeros still has an axis.
@@ -468,13 +381,10 @@ def test_refusals(make_study):
     for draw in (value_norms, value_norms_by_state):
         with pytest.raises(NotRecorded, match="with the statistic value_norm"):
             draw(bare)
-    with pytest.raises(NotRecorded, match="output_norm and noop_bound"):
-        output_norm_against_bound(bare)
     whole = make_study("whole", recorded_layers=[3, 4])
-    refused(r"has layers 3 to 4: got layer=0", received_map, whole, 0)
-    refused(r"has heads 0 to 2: got head=3", sink_path_of_head, whole, 3, 3)
-    refused("samples 0 to 1: got sample=2", sink_paths, whole, sample=2)
-    refused("'drak'; did you mean 'dark'", sink_share, whole, theme="drak")
+    refused(r"one of 3, 4, but is 0", received_map, whole, layer=0)
+    refused(r"one of 0, 1, 2, but is 3", sink_paths, whole, layer=3, head=3)
+    refused("the sample of .* one of 0, 1, but is 2", sink_paths, whole, sample=2)
 
 
 def test_numbers_are_short():
@@ -498,30 +408,14 @@ def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_
 @pytest.mark.slow
 def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, capsys):
     run = make_study("a/plain", samples=8, folder="plain")
-    only = ["figure_1", "sink_share", "layer_head_map"]
-    assert (
-        main(
-            [
-                "figures",
-                str(run.path),
-                "--out",
-                str(tmp_path / "out"),
-                "--only",
-                *only,
-                "--style",
-                "icml",
-            ]
-        )
-        == 0
-    )
-    names = {f"{name}-a-plain.{form}" for name in only for form in ("pdf", "png", "txt")}
+    only = ["sink_share", "layer_head_map"]
+    words = f"figures {run.path} --out {tmp_path / 'out'} --style icml --only"
+    assert cli(f"{words} {' '.join(only)}") == 0
+    names = {f"{name}-a-plain.{form}" for name in only for form in ("pdf", "png", "csv", "txt")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert capsys.readouterr().out.endswith("out (9 files)\n")
-    widths = {
-        name: image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] for name in only
-    }
-    # the composite is as wide as the text, others as a column
-    assert widths == {"figure_1": int(6.75 * 170), "sink_share": 552, "layer_head_map": 552}
+    assert capsys.readouterr().out.endswith("out (8 files)\n")
+    for name in only:
+        assert image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] == 552
     told = {name: (tmp_path / "out" / f"{name}-a-plain.txt").read_text("utf-8") for name in only}
     assert told["sink_share"].startswith(
         "Share of attention per layer (sink-token paper, Fig. 3b and 3d)."
@@ -529,11 +423,25 @@ def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, 
     assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
     assert "n = 8 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
     assert "intervals" not in told["layer_head_map"]
-    panels = [axes.get_title(loc="left")[:3] for axes in figures["figure_1"](run).axes]
-    assert {*panels} >= {"(a)", "(b)", "(c)", "(d)"}
-    assert "did you mean 'figure_1'" in error_of(
-        f"figures {run.path} --only figure_2 --out {tmp_path / 'no'}", capsys
+    numbers = pd.read_csv(tmp_path / "out" / "layer_head_map-a-plain.csv")
+    assert list(numbers) == ["layer", "head", "value"] and len(numbers) == 6
+    assert "did you mean 'sink_paths'" in error_of(
+        f"figures {run.path} --only sink_path --out {tmp_path / 'no'}", capsys
     )
+
+
+@pytest.mark.slow
+def test_a_page_shows_the_drawing_and_its_numbers(make_study, draw_only, tmp_path):
+    draw_only("sink_share")
+    runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
+    html = report(runs, tmp_path, tables=()).read_text("utf-8")
+    axes, numbers = sink_share.drawn(runs)
+    title = words_of("cards", "study")["sink_share"]["title"]
+    assert Picture("sink_share", svg_of(axes.figure), title, "sink_share").__html__() in html
+    for row in numbers.itertuples():
+        assert f"{number(row.value)} ({number(row.low)} … {number(row.high)})" in html
+    parts = re.findall(r' id="([^"]+)"', html)
+    assert len(parts) == len(set(parts))
 
 
 @pytest.mark.slow
@@ -541,6 +449,7 @@ def test_a_study_registers_its_figures_for_the_command(tmp_path, capsys):
     folder = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", "tiny")
     arguments = f"figures {folder} --formats svg --out {tmp_path}"
     assert cli(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
+        "masking_curve-tiny.csv",
         "masking_curve-tiny.svg",
         "masking_curve-tiny.txt",
     ]

@@ -18,7 +18,8 @@ from sinklab.lab.studies.curve import (
     CurveSettings,
     masking_curve,
 )
-from sinklab.lab.studies.curve.figures import ablation_figure, ablation_table
+from sinklab.lab.studies.curve.drawing import ablation
+from sinklab.lab.studies.curve.figures import ablation_table
 from sinklab.lab.studies.curve.reading import ablation_map
 from sinklab.lab.studies.curve.verdicts import ablation_sentences
 from tiny_diffusion import save_tiny, tiny_loaded
@@ -92,7 +93,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     assert "; inconclusive, 10 heads that differ needed." in page
     assert pd.read_csv("out/model/ablation.csv").shape == cells.shape
     assert Path("out/model/ablation.png").stat().st_size > 1000
-    assert len(ablation_figure(run, theme="dark").axes) == 4
+    assert ablation(run).images and ablation(run, show="held").images
     assert cli(f"{words} --figures") == 0
     assert cli(f"{words} --ks 2") == 2
     assert (

@@ -7,7 +7,7 @@ PROVIDES = {
     "denoisers": "caching.session",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.patch measures.positions scoring.hidden_states",
-    "figures": "reports.figures reports.maps",
+    "figures": "reports.figures studies.curve.drawing",
     "removals": "measures.values",
     "rules": "analysis.rules measures.soft_rule",
     "schedules": "samplers",

@@ -7,17 +7,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinklab.lab.cli.command import Reading, folder_names, say, show, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.records.storage import RUN_FILE
-from sinklab.lab.registry import commands, studies
+from sinklab.lab.registry import commands
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
 if TYPE_CHECKING:
@@ -125,12 +123,12 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
 class Figures(Command):
     """The figures of runs for a paper.
 
-    Vector graphics of its widths, each with a caption beside it. Colour scales are shared by the
+    Vector graphics of its widths, each with its numbers (NAME.csv). Colour scales are shared by the
     figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a caption with
     the samples, seeds and settings; names of files have the models in them.
 
     Try
-        sinklab figures runs/plain --only figure_1
+        sinklab figures runs/plain --only sink_paths
         sinklab figures runs/plain runs/sink --only sink_share layer_head_map --style icml
         sinklab figures runs/curve --formats svg
     """
@@ -158,12 +156,6 @@ class Figures(Command):
                 "train`"
             )
         opened = _opened(self.runs)
-        with suppress(ModuleNotFoundError):
-            # a study registers the figures of its kind of run
-            kind = opened[0].info.kind
-            if kind in studies:
-                home = studies[kind].__module__.rpartition(".")[0]
-                import_module(f"{home}.figures")
         with working():
             drawn = draw_all(
                 opened, self.out, self.formats, names=self.only or None, paper=self.style

@@ -19,7 +19,7 @@ from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
-from sinklab.lab.reports.drawing import Figure
+from sinklab.lab.reports.drawing import Figure, printed
 from sinklab.lab.reports.inline import Picture, picture
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
@@ -152,7 +152,7 @@ def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | 
         return None
     tables = []
     if pictures and row.get("numbers", True):
-        tables.append(Table(figure.prepare(runs).numbers(), "numbers"))
+        tables.append(Table(printed(pictures[0].numbers), "numbers"))
     return Card(title, name, figure.words, sentences, tables, pictures)
 
 
@@ -275,7 +275,9 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
-    top = registered["emergence_map"].top_of(trainings)
+    column = "added_share" if any(run.sink_count for run in trainings) else "text_share"
+    shares = [100 * run.facts[column].max() for run in trainings if len(run.facts)]
+    top = max(shares, default=None)
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale

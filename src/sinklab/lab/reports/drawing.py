@@ -1,265 +1,121 @@
-"""Figures: registered functions that draw runs of one kind, declared over a table of facts or by
-hand.
+"""What figures share: the registered function, lines and heat maps of a table, and their files.
+
+A figure draws with matplotlib on axes that it is given and returns its numbers as a table, so that
+the file, the page and the numbers beside them are of one computation.
 """
 
-import inspect
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
+from itertools import cycle
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from sinklab.core.errors import near, one_of
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.registry import figures
-from sinklab.lab.reports import style
-from sinklab.lab.reports.charts import Axis, Chart, Line, Map, Mark, draw_alone, draw_panels
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import NotRecorded, Reader
-from sinklab.lab.reports.style import Theme
-from sinklab.lab.reports.words import statements
+from sinklab.lab.reports.style import DPI, LOOK, PAPERS, themed
+from sinklab.lab.reports.words import number
 
 FORMATS = ("png", "svg", "pdf")
-AXES = ("layer", "step")
-NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "attention": (lambda run: run.layers, "recorded attention"),
-    "heldout": (lambda run: run.heldout is not None, "the table heldout"),
-    "tokens": (lambda run: run.sink_tokens is not None, "the table tokens and recorded attention"),
-    "monitor": (
-        lambda run: len(run.facts),
-        "a sink monitor, and {path} has none. Train with --monitor-every.",
-    ),
-    "history": (lambda run: run.history is not None, "a history, and {path} has none."),
-    "bounds": (
-        lambda run: len(run.measured.bounds),
-        "output norms and bounds, and {path} recorded none. Trace with the statistics "
-        "output_norm and noop_bound.",
-    ),
-}
-"""name of a need of figures -> whether a run has it, and what a run without it lacks, behind "This
-figure needs"
-"""
+STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "D", "^", "v", "P")
+THIN: dict[str, Any] = {"color": LOOK.muted, "linestyle": ":", "linewidth": 0.9}
+"""look of a line that marks a place"""
+LINE = ["run", "line"]
+"""first columns of a table of lines; then the horizontal axis, value, low and high"""
+FLOOR = 0.5
+"""lower end of a logarithmic colour scale: half an even share"""
+ATTENTION = "recorded attention: {path} has none."
+MONITOR = "a sink monitor, and {path} has none. Train with --monitor-every."
+SETTINGS = "new_tokens steps block_length rule schedule temperature cache edits objective variant "
+SETTINGS += "recipe lr"
+"""settings that a caption names"""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One curve of a declared figure, for every run."""
-
-    of: str
-    """column of the table of facts, or an expression over columns: ``100 * text_share``"""
-    words: str = ""
-    """its quantity, behind the name of the run"""
-    style: str = "-"
-    """kind of line; all but full lines have hollow markers"""
-    added: bool = False
-    """drawn for runs with an added sink alone"""
-    required: bool = False
-    """a run without numbers for it is left out"""
-
-
-@dataclass(frozen=True)
-class Look:
-    """How one run is drawn."""
-
-    run: Any
-    colour: int
-    """place among the colours of lines of a theme"""
-    marker: int
-    name: str
-    """in the legend; runs that differ in their seed alone share one"""
-
-    def line(self, x: Any, y: Any, **how: Any) -> Line:
-        """A line of this run; ``how``: other fields of `Line`."""
-        own = {
-            "run": self.run.label,
-            "name": self.name,
-            "colour": self.colour,
-            "marker": self.marker,
-        }
-        return Line(x, y, **(own | how))
-
-
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Figure:
-    """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or
-    dark.
+    """A figure by its name: call it with runs, and with axes to draw on; it returns the axes.
 
-    Returns the axes, or the figure if it has several panels. Raises NotRecorded when no run
-    recorded the data it needs, ValueError for runs of another kind, an unknown theme, and options
-    that do not fit.
+    Raises NotRecorded when no run recorded the data it needs, ValueError for runs of another kind
+    and for options that do not fit.
     """
 
     name: str
-    """unique; of the files, and in the registry"""
-    draw: Callable[..., Any]
+    draw: Callable[..., pd.DataFrame]
     kind: str = "study"
-    """of the runs it draws: "study", "training", or any other kind of run folder"""
+    """of the runs that it draws; several apart by spaces"""
     alone: bool = False
     """shows one run; of several each gets a file, and their maps share a scale"""
-    x: str = ""
-    """"layer", "step", or a table of the run that has a column of that name"""
-    y: Sequence[Any] = ()
-    """each a `Curve`, or a column"""
-    label: str = ""
-    """of the vertical axis"""
-    needs: Any = ""
-    """keys of NEEDS (several as a list, or apart by spaces), or of a declared figure a key or words
-    for "This figure needs …"; runs without it are left out
-    """
-    ends: tuple[float | None, float | None] = (0, None)
-    """of the vertical axis; None: the ends of the numbers"""
-    least: float = 0
-    """the vertical axis reaches at least this"""
-    marks: Sequence[Mark] = ()
-    """lines at places of the axes"""
-    prepared: bool = False
-    """the function returns its content, a `Chart` or a `Map`, with ``columns`` a list of them; True
-    of a declared figure
-    """
-    columns: int = 0
-    """panels beside each other"""
-    share: str = "xy"
-    """axes that panels share; "own": each has its legend"""
     size: tuple[float, float] = (4.6, 2.8)
-    """inches of a prepared or declared figure, of each panel if there are several"""
+    """inches"""
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.draw)
-        if not isinstance(self.needs, str):
-            self.needs = " ".join(self.needs)
-        self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
-        self._content: Any = self.draw
-        if self.y:
-            self.prepared, self._content = True, self._declared
-        given = inspect.signature(self._content).parameters.values()
-        first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
-        named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
-        if self.prepared and not self.columns:
-            first.append(first[0].replace(name="axes", default=None, annotation=Any))
-        of_all = {"top": None, "theme": "light"}
-        named += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name])
-            for name in of_all
-        ]
-        self.__signature__ = inspect.Signature([*first, *named])
 
     @property
     def words(self) -> str:
-        """What it shows: its docstring without the sentences for callers."""
-        said = re.split(r"\n(?:Args|Raises):", inspect.cleandoc(self.__doc__ or ""))[0]
-        parts = re.split(r"(?<=\.) (?=[A-Z(])", " ".join(said.split()))
-        return " ".join(one for one in parts if "`" not in one and "Raises" not in one)
+        """The caption: the docstring, up to what is for callers."""
+        said = re.split(r"\n\s*(?:Args|Raises):", self.__doc__ or "")[0]
+        return " ".join(said.split())
 
-    def __call__(
-        self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any
-    ) -> Any:
-        """Draw the runs, or the first of several if the figure shows one. ``top``: the end of the
-        (colour) scale of a prepared figure.
-        """
-        look = style.theme_named(theme)
-        bound = self.__signature__.bind(runs, *options, **named)
-        with style.themed(look):
-            if not self.prepared:
-                bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
-                return self.draw(*bound.args, **bound.kwargs, look=look)
-            given = bound.arguments.pop("axes", None)
-            shown = self.prepare(*bound.args, **bound.kwargs)
-            if self.columns:
-                how: dict[str, Any] = {
-                    "columns": self.columns,
-                    "size": self.size,
-                    "share": self.share,
-                }
-                return draw_panels(shown, look, top=top, **how)
-            axes = style.own_axes(given, *self.size)
-            draw_alone(axes, shown, look, grow=given is None, top=top)
-            if self.y:
-                self.draw(axes, look)
-        return axes
+    def __call__(self, runs: Any, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the runs, or the first of several if the figure shows one."""
+        return self.drawn(runs, ax, **options)[0]
 
-    def prepare(self, runs: Any, *options: Any, **named: Any) -> Any:
-        """Content of a declared or prepared figure: a `Chart` or `Map`, or a list of them."""
-        return self._content(self._readers(runs), *options, **named)
-
-    def panels(self, runs: Any) -> list[Chart | Map]:
-        """The prepared content, also of a single panel as a list."""
-        shown = self.prepare(runs)
-        if self.columns:
-            return list(shown)
-        return [shown]
-
-    def top_of(self, readers: list[Any]) -> float | None:
-        """The end of the colour scale that these runs share; None without maps."""
-        tops = []
-        for reader in readers if self.prepared else ():
-            with suppress(NotRecorded):
-                tops += [one.top for one in self.panels(reader) if isinstance(one, Map)]
-        return max(tops, default=None)
-
-    def _readers(self, runs: Any) -> Any:
-        """The runs that have the data the figure needs; the first of them if it shows one."""
-        readers = as_shown(runs, self.kind)
-        if self.alone:
-            readers = readers[:1]
-        if not self.y:
-            for name in self.needs.split():
-                readers = having(readers, name)
-        return readers[0] if self.alone else readers
-
-    def _declared(self, runs: Any) -> Chart:
-        """The declared curves, as a chart."""
-        try:
-            kept = having(runs, self.needs or "attention", self._has)
-        except NotRecorded as error:
-            misspelt = _misspelt(runs[0].over(self.x), self.x, self.y)
-            raise NotRecorded(f"{error}{misspelt}") from None
-        lines = [
-            line
-            for one in drawn_as(kept)
-            for line in _lines(one, self.x, self.y, several=len(kept) > 1)
-        ]
-        low, high = self.ends
-        if all(np.nanmax(line.y) < self.least for line in lines):
-            high = self.least
-        x = Axis(self.x, whole=self.x == "layer")
-        marks = (*self.marks, *warm_starts(kept, self.x))
-        return Chart(x, Axis(self.label, low=low, high=high), lines, marks)
-
-    def _has(self, run: Any) -> bool:
-        """Whether a run has numbers for the curves that are required, or else for one."""
-        table = run.over(self.x)
-        required = [curve for curve in self.y if curve.required] or self.y
-        return any(np.isfinite(_values(table, curve)).any() for curve in required)
+    def drawn(
+        self, runs: Any, ax: Axes | None = None, *, paper: str = "", **options: Any
+    ) -> tuple[Axes, pd.DataFrame]:
+        """The axes, and the numbers that they show. ``paper``: venue that gives the width."""
+        readers = as_shown(runs, any_kind=True)
+        kinds = self.kind.split()
+        if readers[0].run.info.kind not in kinds:
+            as_shown(readers, kinds[0])
+        with themed(paper):
+            width, height = self.size
+            if paper:
+                # the text, or its column for a narrow figure; the height goes with it
+                width = PAPERS[paper][int(width <= 5)]
+            axes = ax or own_axes(width, height * width / self.size[0])
+            numbers = self.draw(readers[0] if self.alone else readers, axes, **options)
+            finish(axes, grow=ax is None)
+        return axes, numbers
 
 
-def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
+def figure(
+    name: str, *, kind: str = "study", alone: bool = False, size: tuple[float, float] = (4.6, 2.8)
+) -> Callable[[Callable[..., pd.DataFrame]], Figure]:
     """A decorator that registers a figure; the docstring of the function is the caption.
 
-    With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The
-    function gets the axes and the theme when they are drawn, and may add to them or set their
-    limits; its body may be the docstring alone. With ``prepared``, it takes the readers (``alone``:
-    one) and its own options, and returns a `Chart` or a `Map`. Else it draws by hand: it takes the
-    readers, its options, axes or None, and ``look``, a Theme, and returns the axes or the figure.
-
-    The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
-    `sinklab.lab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
+    The function takes the readers of runs (``alone``: one), axes, and its options; it draws on the
+    axes and returns the numbers it drew. `lines` does both for columns of the facts, which are
+    those of ``as_studies(run)[0].over("layer")``, `draw_lines` and `draw_map` draw a table.
 
     Args:
         name: unique; of the files, and in the registry.
-        declared: other fields of `Figure`.
+        kind: of the runs it draws: "study", "training", or any other kind of run folder.
+        alone: it shows one run.
+        size: inches.
     """
 
-    def made(function: Callable[..., Any]) -> Figure:
-        found = Figure(name=name, draw=function, **declared)
+    def made(function: Callable[..., pd.DataFrame]) -> Figure:
+        found = Figure(name, function, kind, alone, size)
         figures.register(name)(found)
         return found
 
@@ -268,101 +124,257 @@ def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]
 
 def figures_of(kind: str) -> dict[str, Figure]:
     """Every registered figure of runs of this kind, by name."""
-    return {name: figures[name] for name in figures if figures[name].kind == kind}
+    return {name: figures[name] for name in figures if kind in figures[name].kind.split()}
 
 
-def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
-    """Runs that recorded the data a figure needs, by NEEDS or by ``has``. NotRecorded if there is
-    none.
-    """
-    met, lacking = NEEDS.get(needs, (bool, needs))
-    found = [run for run in readers if (has or met)(run)]
+def at_least_one(found: list[Any], readers: Sequence[Reader], needs: str) -> list[Any]:
+    """The runs that recorded the data a figure needs. Raises NotRecorded if there is none."""
     if not found:
-        if has is not None and needs in NEEDS and met(readers[0]):
-            lacking = "numbers for its curves, and {path} has NaN alone: no sink, perhaps."
-        if "{path}" not in lacking:
-            lacking += ": {path} has none."
-        raise NotRecorded(f"This figure needs {lacking.format(path=readers[0].run.path)}")
+        raise NotRecorded(f"This figure needs {needs.format(path=readers[0].run.path)}")
     return found
 
 
-def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
-    """Names near an axis or a column that is not there: a name that seems not to be recorded may be
-    misspelt.
+def lines(
+    readers: Sequence[Reader],
+    ax: Axes,
+    x: str,
+    curves: Mapping[str, str],
+    label: str,
+    *,
+    added: Sequence[str] = (),
+    needs: str = "numbers for its curves, and {path} has NaN alone: no sink, perhaps.",
+) -> pd.DataFrame:
+    """Draw columns of the facts over layers, steps or a column of a table of the run.
+
+    Args:
+        readers: the runs; one without numbers is left out.
+        ax: where to draw.
+        x: "layer", "step", or a table of the run that has a column of that name.
+        curves: words of each curve -> its column, or an expression: ``100 * text_share``.
+        label: of the vertical axis, which begins at 0.
+        added: curves of runs with an added sink alone.
+        needs: what a run lacks that has facts and none of these.
+
+    Returns:
+        Their table, with 95 % intervals over samples.
     """
-    if table.empty:
-        hint = near(x, AXES)
-        return f" The axis is {x!r}; {hint}" if hint and x not in AXES else ""
-    asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {
-        *table.columns
-    }
-    hints = {name: near(name, table.columns) for name in sorted(asked)}
-    return "".join(f" By {x} there is no {name!r}; {hint}" for name, hint in hints.items() if hint)
+    parts = []
+    for one in readers:
+        table, each = one.over(x), one.each(x)
+        for words, column in curves.items():
+            values = _values(table, column)
+            if np.isfinite(values).any() and (one.sink_count or words not in added):
+                low, high = intervals(_values(each, column), each.get(x), table[x])
+                about = {"run": one.label, "line": words, x: table[x]}
+                parts.append(pd.DataFrame(about | {"value": values, "low": low, "high": high}))
+    first = readers[0].over(x)
+    if first.empty:
+        needs = MONITOR if readers[0].kind == "training" else ATTENTION
+    asked = {name for column in curves.values() for name in re.findall(r"[A-Za-z_]\w*", column)}
+    for name in sorted(asked.difference(first)) * (not first.empty):
+        if hint := near(name, first.columns):
+            needs += f" By {x} there is no {name!r}; {hint}"
+    frame = pd.concat(at_least_one(parts, readers, needs), ignore_index=True)
+    draw_lines(ax, frame, readers, styles=dict(zip(curves, STYLES, strict=False)))
+    ax.set(xlabel=x, ylabel=label)
+    ax.set_ylim(bottom=0)
+    if x == "layer":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if x == "step":
+        mark_warm_starts(ax, readers)
+    return frame
 
 
-def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
-    """The numbers of a curve; none if a column is missing."""
-    columns = re.findall(r"[A-Za-z_]\w*", curve.of)
-    if not set(columns) <= set(table.columns):
+def _values(table: pd.DataFrame, column: str) -> np.ndarray:
+    """The numbers of a column or an expression; none where a column is missing."""
+    try:
+        return np.asarray(table.eval(column), dtype=float)
+    except pd.errors.UndefinedVariableError:
         return np.zeros(0)
-    # of those alone: pandas hands all columns that it is given to the expression
-    return np.asarray(table[columns].eval(curve.of), dtype=float)
-
-
-def _lines(one: Look, x: str, curves: Sequence[Curve], several: bool) -> list[Line]:
-    """The curves of a run, with intervals over its samples; runs have colours, or the curves if
-    there is one run.
-    """
-    table, each, found = one.run.over(x), one.run.each(x), []
-    for nth, curve in enumerate(curves):
-        values = _values(table, curve)
-        if (curve.added and not one.run.sink_count) or not np.isfinite(values).any():
-            continue
-        low, high = intervals(_values(each, curve), each.get(x), table[x])
-        how = {"words": curve.words, "style": curve.style, "low": low, "high": high}
-        if not several:
-            # of one run, the curves have colours
-            how |= {"colour": nth, "marker": nth}
-        found.append(one.line(table[x].to_numpy(), values, **how))
-    return found
 
 
 def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
-    """Ends of the 95 % intervals over samples at each place; None for both if there are too few
-    samples.
+    """Ends of the 95 % intervals over samples at each place, NaN without any.
 
     values: one a sample and place. at: the place of each.
     """
     if not len(values):
-        return None, None
+        return np.nan, np.nan
     at = np.asarray(at)
     low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
-    if not np.isfinite(low).any():
-        return None, None
     return low, high
 
 
-def warm_starts(readers: list[Any], x: str) -> list[Mark]:
-    """Marks at the ends of causal warm starts."""
-    if x != "step":
-        return []
-    steps = sorted({run.causal_steps for run in readers} - {0})
-    return [Mark("x", step, "diffusion from here") for step in steps]
+def draw_lines(
+    ax: Axes,
+    frame: pd.DataFrame,
+    readers: Sequence[Reader] = (),
+    *,
+    styles: Mapping[str, Any] | None = None,
+    bars: bool = False,
+    **how: Any,
+) -> None:
+    """Draw a table with the columns run, line, horizontal axis, value, low, high.
+
+    Runs have colours, and lines styles; of a single run, lines have colours too. Runs of
+    ``readers`` that differ in their seed alone share a colour. ``bars``: intervals are bars.
+    """
+    alike = {one.label: one.repeats for one in readers}
+    runs = {run: alike.get(run, run) for run in dict.fromkeys(frame["run"])}
+    names, kinds, said = [*dict.fromkeys(frame["line"])], [*dict.fromkeys(runs.values())], set()
+    if styles is None:
+        styles = dict(zip(names, cycle(STYLES), strict=False))
+    for (run, name), rows in frame.groupby(LINE, sort=False):
+        x, y, low, high = (rows.iloc[:, place].to_numpy() for place in range(2, 6))
+        nth, label = names.index(name), name or run
+        style = styles.get(name, "-")
+        if len(runs) > 1:
+            nth = kinds.index(runs[run])
+            count = [*runs.values()].count(runs[run])
+            label = run if count == 1 else f"{runs[run]}, {count} runs"
+        colour = LOOK.lines[nth % len(LOOK.lines)]
+        look: dict[str, Any] = {"color": colour, "linestyle": style, "markersize": 4}
+        look |= {"linewidth": 1.7, "marker": MARKERS[nth % len(MARKERS)]}
+        look |= {"markevery": max(1, len(x) // 16)}
+        if style != "-":
+            look |= {"linewidth": 1.3, "markerfacecolor": "white"}
+        ax.plot(x, y, label="_again" if label in said else label, **(look | how))
+        said.add(label)
+        if bars:
+            ends = [y - low, high - y]
+            ax.errorbar(x, y, ends, fmt="none", ecolor=colour, elinewidth=1, capsize=2.5)
+        elif np.isfinite(low).any():
+            ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    if len(runs) > 1 and any(names):
+        for name in names:
+            ax.plot([], [], color=LOOK.muted, linestyle=styles.get(name, "-"), label=name)
 
 
-def drawn_as(readers: list[Any]) -> list[Look]:
-    """A colour for each run, and the same for runs that differ in their seed alone."""
-    colours = len(style.THEMES["light"].lines)
-    kinds = list(dict.fromkeys(run.repeats for run in readers))
-    found: list[Look] = []
-    for run in readers:
-        before = [one for one in found if one.run.repeats == run.repeats]
-        kind = kinds.index(run.repeats)
-        count = sum(one.repeats == run.repeats for one in readers)
-        name = run.label if count == 1 else f"{run.repeats}, {count} runs"
-        # with more kinds than colours, the markers tell
-        found.append(Look(run, kind % colours, kind + len(before) + kind // colours, name))
-    return found
+def mark_place(ax: Axes, at: float, words: str) -> None:
+    """A thin line at a place of the horizontal axis, with words."""
+    ax.axvline(at, **THIN)
+    how: dict[str, Any] = {"va": "top", "fontsize": 7.5, "color": LOOK.muted}
+    ax.text(at, 0.99, f" {words}", transform=ax.get_xaxis_transform(), **how)
+
+
+def mark_warm_starts(ax: Axes, readers: Sequence[Reader]) -> None:
+    """Mark the ends of causal warm starts."""
+    for step in sorted({run.causal_steps for run in readers} - {0}):
+        mark_place(ax, step, "diffusion from here")
+
+
+def draw_map(
+    ax: Axes,
+    table: pd.DataFrame,
+    label: str,
+    *,
+    log: bool = False,
+    both: bool = False,
+    top: float | None = None,
+) -> pd.DataFrame:
+    """A heat map of a table, whose index and columns are the axes; NaN is left blank.
+
+    Args:
+        ax: where to draw.
+        table: numbers. Columns below 0 are added sinks: drawn wide, left of the others.
+        label: meaning of the colours, with the unit.
+        log: a logarithmic scale from 0.5, for multiples of an even share.
+        both: values below 0 have colours of their own.
+        top: end of the scale; the greatest value when left out.
+
+    Returns:
+        The table as rows: index, column, value.
+    """
+    values_RC = table.to_numpy(float)
+    added = int(np.sum([isinstance(name, int | np.integer) and name < 0 for name in table]))
+    top = top or float(np.fmax.reduce(np.abs(values_RC), axis=None, initial=1e-9))
+    norm: Normalize = Normalize(0, top)
+    colours = LOOK.scale
+    if both:
+        norm, colours = Normalize(-top, top), [LOOK.runs[0], LOOK.surface, LOOK.runs[1]]
+    if log:
+        norm = LogNorm(FLOOR, max(top, 4 * FLOOR))
+        values_RC = np.clip(values_RC, FLOOR, None)
+    rows, length = values_RC.shape[0], values_RC.shape[1] - added
+    how: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "norm": norm}
+    how["cmap"] = LinearSegmentedColormap.from_list("amounts", colours)
+    # some room keeps the strip of the added sinks apart from the text
+    width = 0.05 * length * added
+    image = ax.imshow(values_RC[:, added:], extent=(0, length, rows, 0), **how)
+    lead: list[float] = []
+    if added:
+        lead = [-0.9 * width]
+        ax.imshow(values_RC[:, :added], extent=(-1.4 * width, -0.4 * width, rows, 0), **how)
+    ax.set(xlim=(-1.4 * width, length), ylim=(rows, 0))
+    ax.set(xlabel=table.columns.name, ylabel=table.index.name)
+    for axis, names, first in (
+        (ax.xaxis, [*table.columns][added:], lead),
+        (ax.yaxis, [*table.index], []),
+    ):
+        ticks = MaxNLocator(7, integer=True).tick_values(0, len(names) - 0.6)
+        shown = [int(tick) for tick in ticks if 0 <= tick < len(names)]
+        axis.set_major_locator(FixedLocator([*first, *(tick + 0.5 for tick in shown)]))
+        axis.set_ticklabels(["sink"] * len(first) + [str(names[tick]) for tick in shown])
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.tick_params(length=0)
+    on_bar: dict[str, Any] = {"pad": 0.02, "aspect": 28, "label": label}
+    if log:
+        on_bar |= {"ticks": LogLocator(2), "format": "%g×"}
+    bar = canvas_of(ax).colorbar(image, ax=ax, **on_bar)
+    bar.outline.set_visible(False)
+    bar.minorticks_off()
+    return table.stack().rename("value").reset_index()
+
+
+def share_scale(drawn: Sequence[Axes]) -> None:
+    """Give the maps of several axes one scale of colours."""
+    images: list[Any] = [image for axes in drawn for image in axes.images]
+    top = max((image.norm.vmax for image in images), default=None)
+    for image in images:
+        image.norm.vmax = top
+
+
+def own_axes(width: float = 4.6, height: float = 2.8) -> Axes:
+    """New axes on a figure of their own (inches), without pyplot's global state."""
+    # letters are a little wider in a file than when measured: some room keeps them inside
+    layout = ConstrainedLayoutEngine(w_pad=0.09)
+    return Canvas(figsize=(width, height), layout=layout).subplots()
+
+
+def canvas_of(axes: Axes) -> Any:
+    """The figure of axes."""
+    return axes.get_figure(root=True)
+
+
+def finish(ax: Axes, *, grow: bool) -> None:
+    """Grid, and a legend over the plot, for which a figure of its own (``grow``) gets taller."""
+    if not ax.images:
+        ax.grid(axis="y")
+        ax.minorticks_off()
+    names = ax.get_legend_handles_labels()[1]
+    if not names:
+        return
+    canvas = canvas_of(ax)
+    # an entry has a line and letters of some 0.06 inches
+    columns = 2 if canvas.get_figwidth() > 2 * (0.5 + 0.06 * max(map(len, names))) else 1
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
+    if grow:
+        canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // columns))
+
+
+def printed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The numbers of lines as text: a row for each place on the horizontal axis, a column for each
+    line.
+    """
+    x = frame.columns[2]
+    text = frame["value"].map(number)
+    ends = " (" + frame["low"].map(number) + " … " + frame["high"].map(number) + ")"
+    names = frame["run"] + (": " + frame["line"]).where(frame["line"] != "", "")
+    if frame["run"].nunique() == 1:
+        names = frame["line"].where(frame["line"] != "", frame["run"])
+    shown = pd.DataFrame({x: frame[x], "name": names})
+    shown["text"] = text.where(frame["low"].isna(), text + ends)
+    return shown.pivot(index=x, columns="name", values="text")[names.unique()].fillna("")
 
 
 @dataclass
@@ -380,18 +392,16 @@ def draw_all(
     folder: str | Path,
     formats: Iterable[str] = ("png", "svg"),
     *,
-    themes: Iterable[str] = ("light",),
     names: Iterable[str] | None = None,
     paper: str = "",
 ) -> Drawn:
     """Draw every registered figure that the runs, all of one kind, recorded enough for, into
-    ``folder``.
+    ``folder``, each with its numbers beside it, NAME.csv.
 
     Files are called after the figure, and after the run if it shows one of several:
-    ``sink_paths-tiny.png``; those of the dark theme end in ``-dark``. Several runs share the
-    figures that can show them together, and the colour scale of those that cannot. The same run
-    gives the same files byte for byte. A figure that cannot be drawn is skipped, and the reason is
-    told. Raises ValueError for unknown formats, themes, names or papers.
+    ``sink_paths-tiny.png``. The same run gives the same files byte for byte. A figure that cannot
+    be drawn is skipped, and the reason is told. Raises ValueError for unknown formats, names or
+    papers.
 
     paper: the venue of the figures, one of `style.PAPERS`, which sets widths and sizes of letters;
         each figure then has its caption beside it, NAME.txt, and the models in its name.
@@ -403,48 +413,54 @@ def draw_all(
         as_shown(readers)
     formats = tuple(formats)
     names = tuple(known if names is None else names)
-    looks = [style.theme_named(theme) for theme in themes]
     for there, wanted, what in (
         (FORMATS, formats, "format of a figure"),
         (known, names, "figure"),
-        (style.PAPERS, [paper] * bool(paper), "paper"),
+        (PAPERS, [paper] * bool(paper), "paper"),
     ):
         for name in wanted:
             one_of(what, name, there)
     target.mkdir(parents=True, exist_ok=True)
-    drawn = Drawn()
-    tails = file_names(readers, always=bool(paper))
+    drawn, tails = Drawn(), file_names(readers, always=bool(paper))
     for name in counted("drawing", names, len(names)):
-        one, top = known[name], None
-        subjects = [("".join(tails) * bool(paper), readers)]
+        one = known[name]
+        subjects = {"".join(tails) * bool(paper): readers}
         if one.alone:
-            subjects = [(tail, [run]) for tail, run in zip(tails, readers, strict=True)]
-        if len(subjects) > 1:
-            top = one.top_of(readers)
-        for tail, shown in subjects:
+            subjects = {tail: [run] for tail, run in zip(tails, readers, strict=True)}
+        found = {}
+        for tail, shown in subjects.items():
             try:
-                for look in looks:
-                    stem = target / f"{name}{tail}{look.tail}"
-                    with style.for_paper(paper):
-                        canvas = style.sized(figure_of(one(shown, theme=look.name, top=top)), paper)
-                        drawn.written += write_figure(canvas, stem, formats, look)
-                if paper:
-                    drawn.written.append(target / f"{name}{tail}.txt")
-                    write_text(drawn.written[-1], caption(one, shown) + "\n")
+                found[tail] = one.drawn(shown, paper=paper)
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
+        share_scale([axes for axes, _ in found.values()])
+        for tail, (axes, numbers) in found.items():
+            stem = target / f"{name}{tail}"
+            drawn.written += write_figure(axes, stem, formats, numbers)
+            if paper:
+                drawn.written.append(target / f"{name}{tail}.txt")
+                write_text(drawn.written[-1], caption(one, subjects[tail], numbers) + "\n")
     return drawn
 
 
-def caption(drawn: Figure, readers: list[Any]) -> str:
+def caption(drawn: Figure, readers: list[Any], numbers: pd.DataFrame) -> str:
     """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
-    panels: list[Chart | Map] = []
-    if drawn.prepared:
-        panels = drawn.panels(readers)
-    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in panels)
-    words = " ".join([drawn.words, *(one.words for one in panels if one.words)])
-    told = statements("sinklab.lab.reports", (), file="captions.jinja")
-    return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
+    said = [drawn.words]
+    if "low" in numbers and numbers["low"].notna().any():
+        said.append("Bands and bars are 95 % intervals over samples.")
+    for run in readers:
+        info = run.run.info
+        parts = [run.label]
+        if samples := len(getattr(run, "samples", ())):
+            parts.append(f"n = {samples} samples")
+        parts.append(f"seed {info.seed}")
+        for name in SETTINGS.split():
+            if value := info.settings.get(name):
+                parts.append(f"{name.replace('_', ' ')} {value}")
+        if rule := getattr(run, "rule_words", ""):
+            parts.append(f"sinks: {rule}")
+        said.append(f"{', '.join(parts)}, from {run.run.path.name}.")
+    return " ".join(said)
 
 
 def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
@@ -458,11 +474,6 @@ def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
     ]
 
 
-def figure_of(drawn: Any) -> Canvas:
-    """The figure of axes, or the figure itself."""
-    return drawn if isinstance(drawn, Canvas) else drawn.figure
-
-
 def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     """Write a figure; the same figure gives the same bytes."""
     # No dates and no random ids.
@@ -471,20 +482,24 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
         "png": {"Software": None},
         "pdf": {"CreationDate": None},
     }[form]
-    with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
+    with themed(), matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
         layout = canvas.get_layout_engine()
         if layout is not None:
             # Laid out once for all formats: savefig would draw twice for each.
             layout.execute(canvas)
             canvas.set_layout_engine(None)
-        canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
+        canvas.savefig(target, format=form, dpi=DPI, metadata=metadata)
 
 
-def write_figure(canvas: Canvas, stem: Path, formats: Iterable[str], look: Theme) -> list[Path]:
-    """Write it as STEM.png, …; the paths."""
+def write_figure(
+    axes: Axes, stem: Path, formats: Iterable[str], numbers: pd.DataFrame | None = None
+) -> list[Path]:
+    """Write it as STEM.png, …, and its numbers as STEM.csv; the paths."""
     paths = []
-    with style.themed(look):
-        for form in formats:
-            paths.append(stem.with_name(f"{stem.name}.{form}"))
-            write_beside(paths[-1], partial(save, canvas, form))
+    for form in formats:
+        paths.append(stem.with_name(f"{stem.name}.{form}"))
+        write_beside(paths[-1], partial(save, canvas_of(axes), form))
+    if numbers is not None:
+        paths.append(stem.with_name(f"{stem.name}.csv"))
+        write_beside(paths[-1], lambda part: numbers.to_csv(part, index=False))
     return paths

@@ -1,246 +1,115 @@
-"""Figures over layers, over steps and of scores: most declared over the table of facts, the others
-prepared charts.
+"""The figures of both papers and of training: functions that draw runs on axes and return the
+numbers.
 """
 
-from functools import partial
+# T steps, L layers, H heads, N samples, E thresholds, Q queries, K keys (added sinks first)
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from sinklab.lab.reports import style
-from sinklab.lab.reports.charts import Axis, Chart, Line, Mark
-from sinklab.lab.reports.drawing import Curve, drawn_as, figure, intervals, warm_starts
-from sinklab.lab.reports.samples import ADDED, MASK, STATES, NotRecorded
+from sinklab.core.errors import one_of
+from sinklab.lab.reports.drawing import (
+    ATTENTION,
+    MONITOR,
+    THIN,
+    at_least_one,
+    draw_lines,
+    draw_map,
+    figure,
+    intervals,
+    lines,
+    mark_place,
+    mark_warm_starts,
+)
+from sinklab.lab.reports.recorded import recorded_statistics, statistics_table
+from sinklab.lab.reports.samples import ADDED, MASK, STATES, NotRecorded, Reader, Sample
 from sinklab.lab.reports.study import Study
-from sinklab.lab.reports.style import Theme
+from sinklab.lab.reports.style import LOOK, printable
 from sinklab.lab.reports.training import Training
 
-WARM_UP = 0.05
-"""part of a training run whose training loss does not set the scale"""
-SHARES = (
-    Curve("100 * added_share", "added sink", added=True),
-    Curve("100 * text_share", "greatest text position", "--"),
-)
-VALUE_NORMS = "value norms, and {path} recorded none. Trace with the statistic value_norm."
-"""needs of several figures"""
-DASHES = dict(zip(STATES, ("-", "--", ":"), strict=True))
-"""state of queries, or of keys -> kind of line"""
+SHARES = {"added sink": "100 * added_share", "greatest text position": "100 * text_share"}
+NORMS = "value norms, and {path} recorded none. Trace with the statistic value_norm."
+RECEIVED = "received attention, × even share"
 HOLDERS = {
-    "main_added": "added sink",
-    "main_first": "first token",
-    "main_early": "tokens 2 to 4",
-    "main_other": "later tokens",
-    "main_none": "no sink",
+    "main_added": ("added sink", LOOK.added),
+    "main_first": ("first token", LOOK.states["committed"]),
+    "main_early": ("tokens 2 to 4", LOOK.runs[0]),
+    "main_other": ("later tokens", LOOK.states["masked"]),
+    "main_none": ("no sink", LOOK.line),
 }
 """columns of the monitor that add up to 1, from the bottom of the figure"""
+BLOCKED = {
+    "sinks": "sinks blocked",
+    "random": "random keys blocked",
+    "equal_mass": "non-sinks of equal mass",
+}
+"""name of a control in a table of held-out losses -> its entry in a legend"""
 
 
-over_training = partial(figure, kind="training", x="step", needs="monitor")
-
-
-@figure("sink_share", x="layer", y=SHARES, label="share of attention, %")
-def sink_share(axes: Axes, look: Theme) -> None:
+@figure("sink_share", kind="study training")
+def sink_share(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Share of attention per layer (sink-token paper, Fig. 3b and 3d).
 
-    On the added sink token (full line) and on the text position that receives most (dashed), which
-    is determined separately for every head and step; mean weight over all queries, heads, recorded
-    steps and samples.
+    On the added sink token and on the text position that receives most, which is determined
+    separately for every head and step; mean weight over all queries, heads, recorded steps and
+    samples, or, of a training run, over mask ratios at its last measurement.
     """
+    return lines(runs, ax, "layer", SHARES, "share of attention, %", added=["added sink"])
 
 
-@figure(
-    "sink_share_by_state",
-    x="layer",
-    y=tuple(
-        Curve(f"100 * share_{state}", f"{state} queries", dashes)
-        for state, dashes in DASHES.items()
-    ),
-    label="share of attention, %",
-    needs="main sinks by state, and {path} recorded none. Trace a diffusion model with the "
-    "statistic main_by_state.",
-)
-def sink_share_by_state(axes: Axes, look: Theme) -> None:
+@figure("sink_share_by_state")
+def sink_share_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Share of attention that masked, committed and prompt queries give to the key that they attend
     to most, per layer.
 
     Mean weight over heads, recorded steps and samples. Each state has a key of its own, which few
     queries make stronger by chance. Statements without a state are about all queries.
     """
+    curves = {f"{state} queries": f"100 * share_{state}" for state in STATES}
+    needs = "main sinks by state, and {path} recorded none. Trace a diffusion model with the "
+    needs += "statistic main_by_state."
+    return lines(runs, ax, "layer", curves, "share of attention, %", needs=needs)
 
 
-@figure(
-    "trained_share",
-    kind="training",
-    x="layer",
-    y=SHARES,
-    label="share of attention, %",
-    needs="monitor",
-)
-def trained_share(axes: Axes, look: Theme) -> None:
-    """Share of attention by layer at the last measurement: added sinks, dashed the most attended
-    text token (as Fig. 3b, 3d); mean over heads, queries, rows of text and mask ratios.
-    """
-
-
-@over_training(
-    "sink_emergence",
-    y=SHARES,
-    label="share of attention, %",
-)
-def sink_emergence(axes: Axes, look: Theme) -> None:
-    """Share of attention over steps: of the added sinks (full line), of the greatest text token of
-    a head (dashed), determined separately for every head and mask ratio.
-
-    Mean over layers, heads, queries, rows of text and mask ratios. Up to a dotted line, where there
-    is one, the model is the causal one of the warm start, and is measured as one.
-    """
-
-
-@figure(
-    "sinks_per_layer",
-    x="layer",
-    label="sinks per head and step",
-    y=(
-        Curve("sinks", "all"),
-        Curve("(events - added_events) / mains", "on text", "--", added=True),
-    ),
-)
-def sinks_per_layer(axes: Axes, look: Theme) -> None:
+@figure("sinks_per_layer")
+def sinks_per_layer(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Mean number of sinks of a head at a step, per layer (analysis paper, Sec. 4.2: LLaDA's falls
-    with depth).
-
-    Full line: all sinks; dashed: those on text positions, drawn if an added sink makes them differ.
+    with depth); those on text positions apart if an added sink makes them differ.
     """
+    curves = {"all": "sinks", "on text": "(events - added_events) / mains"}
+    return lines(runs, ax, "layer", curves, "sinks per head and step", added=["on text"])
 
 
-@figure(
-    "mobility_by_layer",
-    x="layer",
-    y=("mobility",),
-    label="mobility of main sinks",
-    ends=(-0.02, 1.02),
-)
-def mobility_by_layer(axes: Axes, look: Theme) -> None:
+@figure("mobility_by_layer")
+def mobility_by_layer(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Chance that two steps have the main sink of a head at different places, 0 static to 1 moving,
     per layer.
 
     Mean over heads, weighted by the strength of their main sinks.
     """
+    frame = lines(runs, ax, "layer", {"": "mobility"}, "mobility of main sinks")
+    ax.set_ylim(-0.02, 1.02)
+    return frame
 
 
-@over_training(
-    "sinks_over_training",
-    label="sinks per head",
-    y=(Curve("sinks", "all"), Curve("text_sinks", "on text", "--", added=True)),
-)
-def sinks_over_training(axes: Axes, look: Theme) -> None:
-    """Keys of a head above 1 + 3 (S−1)/S times an even share, over steps, per mask ratio: all (full
-    line), and those among the text if added ones make these differ.
-    """
-
-
-@over_training(
-    "mobility_over_training",
-    label="mobility of main sinks",
-    y=(Curve("mobility", "all"), Curve("text_mobility", "on text", "--", added=True)),
-    ends=(-0.02, 1.02),
-)
-def mobility_over_training(axes: Axes, look: Theme) -> None:
-    """Mobility of main sinks over training: the chance that two mask ratios have that of a head at
-    different positions, 0 static to 1; dashed: among the text alone.
-
-    The text is read with 90, 70, 50, 30 and 10 % of it masked, a token once unmasked staying so.
-    Heads are weighted by the strength of their main sinks.
-    """
-
-
-@over_training(
-    "massive_activations",
-    label="greatest |x|",
-    y=(
-        Curve("activation_text", "in the text"),
-        Curve("activation_added", "at the added sink", "--", added=True),
-    ),
-)
-def massive_activations(axes: Axes, look: Theme) -> None:
-    """Greatest absolute number of the residual stream after any layer, over steps: in the text,
-    dashed at the added sinks.
-    """
-
-
-@figure(
-    "trained_norms",
-    kind="training",
-    x="layer",
-    label="norm of values / other text",
-    needs="monitor",
-    y=(
-        Curve("added_norm / rest_norm", "added sink", added=True),
-        Curve("sink_norm / rest_norm", "text sinks", "--"),
-    ),
-    marks=(Mark("y", 1),),
-)
-def trained_norms(axes: Axes, look: Theme) -> None:
-    """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text
-    sinks (as Fig. 3a).
-
-    Mean over heads at the last measurement. Both of visible text (if the monitor has no
-    value_masked, masks are among the other text). Runs of other widths and layers of other scales
-    share one axis so; 1 is like any other token.
-    """
-
-
-@figure(
-    "overlap_by_step",
-    x="step",
-    y=("overlap",),
-    label="overlap with the next step",
-    ends=(0, 1.03),
-    needs="recorded attention of two steps with sinks",
-)
-def overlap_by_step(axes: Axes, look: Theme) -> None:
-    """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads
-    and samples.
-
-    1 if the same keys are sinks at both, 0 if none is.
-    """
-
-
-@figure(
-    "value_norms",
-    x="layer",
-    label="length of value vectors",
-    needs=VALUE_NORMS,
-    y=(
-        Curve("rest_norm", "other text"),
-        Curve("sink_norm", "text sinks", "--"),
-        Curve("mask_norm", "masks", ":"),
-        Curve("added_norm", "added sink", "-.", added=True),
-    ),
-)
-def value_norms(axes: Axes, look: Theme) -> None:
+@figure("value_norms", kind="study training")
+def value_norms(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Mean length (L2 norm) of value vectors per layer, over heads (sink-token paper, Fig. 3a, 3c).
 
     Added sink, visible text that is a sink (counted once for each head that has a sink there),
     other visible text in the same state, committed or prompt, and masks, which stand apart: they
     differ from text in everything.
     """
+    curves = {"other text": "rest_norm", "text sinks": "sink_norm", "masks": "mask_norm"}
+    curves |= {"added sink": "added_norm"}
+    label = "length of value vectors"
+    return lines(runs, ax, "layer", curves, label, added=["added sink"], needs=NORMS)
 
 
-@figure(
-    "value_norms_by_state",
-    x="layer",
-    label="norm of sinks / of others",
-    needs=VALUE_NORMS,
-    y=tuple(
-        Curve(f"sink_norm_{state} / rest_norm_{state}", state, dashes)
-        for state, dashes in DASHES.items()
-    ),
-    marks=(Mark("y", 1),),
-)
-def value_norms_by_state(axes: Axes, look: Theme) -> None:
+@figure("value_norms_by_state")
+def value_norms_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     """Length of value vectors of sinks over that of other positions in the same state, by layer and
     state.
 
@@ -248,244 +117,388 @@ def value_norms_by_state(axes: Axes, look: Theme) -> None:
     compared with its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1
     and 3a).
     """
+    ax.axhline(1, **THIN)
+    curves = {state: f"sink_norm_{state} / rest_norm_{state}" for state in STATES}
+    return lines(runs, ax, "layer", curves, "norm of sinks / of others", needs=NORMS)
 
 
-BLOCKED = {
-    "sinks": "sinks blocked",
-    "random": "random keys blocked",
-    "equal_mass": "non-sinks of equal mass",
-}
-"""Name of a control in a table of held-out losses -> its entry in a legend."""
-
-
-@figure("heldout_loss", needs="heldout", prepared=True)
-def heldout_loss(runs: list[Study]) -> Chart:
+@figure("heldout_loss")
+def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """Change of held-out loss when the K columns that receive most are blocked for every query of a
-    head (full line), and when as many random ones are (dotted).
+    head, and when as many random ones are.
 
     The analysis paper's Table 1 in terms of loss. Same text and noise throughout; bars are 95 %
     intervals of the paired differences over rows of text.
     """
-    frames = {one: one.run.heldout.astype({"k": int}).sort_values("k") for one in drawn_as(runs)}
-    ks = sorted({k for frame in frames.values() for k in frame["k"]})
-    lines = []
-    for one, frame in frames.items():
-        controls = [name for name in one.run.heldout["control"].unique() if name != "none"]
-        for nth, (control, dashes) in enumerate(
-            zip(controls, ("-", ":", "--", "-."), strict=False)
-        ):
-            rows = frame[frame["control"].isin(["none", control])]
-            y, low, high = rows[["delta", "delta_low", "delta_high"]].to_numpy(float).T
-            how: dict[str, Any] = {"low": low, "high": high, "style": dashes, "kind": "bars"}
-            how["words"] = BLOCKED.get(control, f"{control} keys blocked")
-            if len(runs) == 1:
-                how["colour"] = nth
-            lines.append(one.line([ks.index(k) for k in rows["k"]], y, **how))
-    x = Axis("keys blocked per layer and head", names=tuple(map(str, ks)))
-    return Chart(x, Axis("change of loss, nats per token"), lines, [Mark("y", 0)])
+    found = [run for run in runs if run.heldout is not None]
+    parts = []
+    for one in at_least_one(found, runs, "the table heldout: {path} has none."):
+        table = one.heldout.astype({"k": int}).sort_values("k")
+        for control in one.heldout["control"].unique():
+            rows = table[table["control"].isin(["none", control])]
+            about = {"run": one.label, "line": BLOCKED.get(control, f"{control} keys blocked")}
+            about |= {"keys blocked": rows["k"], "value": rows["delta"]}
+            about |= {"low": rows["delta_low"], "high": rows["delta_high"]}
+            if control != "none":
+                parts.append(pd.DataFrame(about))
+    frame = pd.concat(parts, ignore_index=True)
+    # the numbers of keys stand at even distances
+    ks = sorted(frame["keys blocked"].unique())
+    draw_lines(ax, frame.replace({"keys blocked": {k: ks.index(k) for k in ks}}), runs, bars=True)
+    ax.axhline(0, **THIN)
+    ax.set_xticks(range(len(ks)), map(str, ks))
+    ax.set(xlabel="keys blocked per layer and head", ylabel="change of loss, nats per token")
+    return frame
 
 
-@figure("training_loss", kind="training", needs="history", prepared=True)
-def training_loss(runs: list[Training]) -> Chart:
-    """Held-out loss over steps (full line) and loss of the training batches (faint), in nats per
-    token.
-
-    A dotted line marks the end of a causal warm start.
-    """
-    lines, ends = [], []
-    for one in drawn_as(runs):
-        history = one.run.history
-        losses, held = (history.dropna(subset=[name]) for name in ("loss", "heldout_loss"))
-        lines.append(one.line(losses["step"], losses["loss"], kind="faint"))
-        lines.append(one.line(held["step"], held["heldout_loss"]))
-        seen = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
-        seen = pd.concat([seen, held["heldout_loss"]]) if len(seen) else losses["loss"]
-        ends.append((seen.min(), seen.quantile(0.98)))
-    y = Axis("loss")
-    if np.isfinite(ends).any():
-        low, high = np.nanmin(ends), np.nanmax(ends)
-        room = 0.05 * (high - low) + 1e-3
-        y = Axis("loss, nats per token", low=low - room, high=high + room)
-    return Chart(Axis("step"), y, lines, warm_starts(runs, "step"))
-
-
-@figure(
-    "optimization",
-    kind="training",
-    needs="history",
-    prepared=True,
-    columns=1,
-    share="x",
-    size=(4.6, 1.35),
-)
-def optimization(runs: list[Training]) -> list[Chart]:
-    """Learning rate, norm of the gradient before clipping and tokens per second over steps, those
-    of them that were logged.
-    """
-    panels = {
-        "lr": "learning rate",
-        "grad_norm": "gradient norm",
-        "tokens_per_second": "tokens per second",
-    }
-    charts = []
-    for name, words in panels.items():
-        logged = [
-            (one, one.run.history.reindex(columns=["step", name]).dropna())
-            for one in drawn_as(runs)
-        ]
-        if lines := [one.line(rows["step"], rows[name]) for one, rows in logged if len(rows)]:
-            charts.append(Chart(Axis("step"), Axis(words, low=0), lines, warm_starts(runs, "step")))
-    if not charts:
-        raise NotRecorded(
-            f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none."
-        )
-    return charts
-
-
-@figure("main_holders", kind="training", alone=True, needs="monitor")
-def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axes:
-    """Shares of the keys that hold the main sinks of all heads over steps; they add up."""
-    table, plot = run.over("step"), style.own_axes(axes, 4.6, 2.6)
-    colours = (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
-    kept = {
-        name: colour
-        for name, colour in zip(HOLDERS, colours, strict=True)
-        if run.sink_count or name != "main_added"
-    }
-    plot.stackplot(
-        table["step"],
-        [100 * table[name] for name in kept],
-        labels=[HOLDERS[name] for name in kept],
-        colors=list(kept.values()),
-        edgecolor=look.surface,
-        linewidth=0.5,
-    )
-    plot.set(
-        xlabel="step",
-        ylabel="heads, %",
-        ylim=(0, 100),
-        xlim=(table["step"].min(), max(table["step"].max(), 1)),
-    )
-    for mark in warm_starts([run], "step"):
-        plot.axvline(mark.at, color=look.muted, linestyle=":", linewidth=1)
-    style.legend_above(plot, 3, grow=axes is None)
-    return plot
-
-
-@figure("score_histogram", needs="attention", prepared=True)
-def score_histogram(runs: list[Study]) -> Chart:
+@figure("score_histogram")
+def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """How received attention is spread over tokens, layers, heads and steps (analysis paper, Fig. 3
     and 9).
 
     Both axes are logarithmic; scores are multiples of an even share, and the line is the threshold
     of the sink rule. Scores below the lowest bin are counted in it.
     """
-    # The line at the threshold and its label are always inside.
-    low, high, lines = 1.0, 16.0, []
-    for index, one in enumerate(drawn_as(runs)):
-        edges, shares = one.run.measured.scores
+    # the threshold and its words are always inside
+    low, high, parts = 1.0, 16.0, []
+    for nth, one in enumerate(at_least_one([run for run in runs if run.layers], runs, ATTENTION)):
+        edges, shares = one.measured.scores
         full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
-        dashes = ("-", "--", ":", "-.")[index % 4]
-        lines.append(
-            one.line(edges, np.where(shares > 0, 100 * shares, np.nan), style=dashes, kind="steps")
-        )
+        percents = np.where(shares > 0, 100 * shares, np.nan)
+        ax.stairs(percents, edges, color=LOOK.lines[nth % 7], linewidth=1.6, label=one.label)
+        bins = {"run": one.label, "from": edges[:-1], "to": edges[1:], "percent": percents}
+        parts.append(pd.DataFrame(bins))
     threshold = runs[0].measured.threshold
-    marks = [Mark("x", threshold, "sinks →")] if low < threshold < high else []
-    x = Axis("received attention, × even share", "×", "log", low=low, high=high)
-    return Chart(x, Axis("% of tokens", scale="log"), lines, marks)
+    if low < threshold < high:
+        mark_place(ax, threshold, "sinks →")
+    ax.set_xscale("log", base=2)
+    ax.set(xlim=(low, high), yscale="log", xlabel=RECEIVED, ylabel="% of tokens")
+    ax.xaxis.set_major_formatter(lambda at, _: f"{at:g}×" if at >= 1 else f"1/{1 / at:g}×")
+    ax.yaxis.set_major_formatter("{x:g}")
+    return pd.concat(parts, ignore_index=True)
 
 
-@figure("epsilon_curve", needs="attention", prepared=True)
-def epsilon_curve(runs: list[Study]) -> Chart:
+@figure("epsilon_curve")
+def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """Share of tokens that are no sinks over the threshold ε (analysis paper, Fig. 10).
 
     The lines mark ε = 3 and the 96 % stated for it.
     """
-    lines, lowest = [], 100.0
-    for one in drawn_as(runs):
-        curve, each_NE = one.run.curve, 100 * one.run.measured.filtered_NE
+    parts = []
+    for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
+        curve, each_NE = one.curve, 100 * one.measured.filtered_NE
         low, high = intervals(each_NE.ravel(), np.tile(curve.epsilon, len(each_NE)), curve.epsilon)
-        words = f"{one.run.label}: {100 * curve.at(3.0):.1f} % at 3"
-        lowest = min(lowest, float(np.nanmin(100 * curve.filtered)))
-        lines.append(one.line(curve.epsilon, 100 * curve.filtered, name=words, low=low, high=high))
-    marks = [Mark("x", 3, "ε = 3"), Mark("y", 96, "96 %")]
-    return Chart(
-        Axis("ε"),
-        Axis("tokens that are no sinks, %", low=min(80.0, lowest - 1), high=100.4),
-        lines,
-        marks,
-    )
+        about = {"run": one.label, "line": "", "ε": curve.epsilon, "value": 100 * curve.filtered}
+        parts.append(pd.DataFrame(about | {"low": low, "high": high}))
+    frame = pd.concat(parts, ignore_index=True)
+    draw_lines(ax, frame, runs)
+    ax.axhline(96, **THIN)
+    mark_place(ax, 3, "ε = 3")
+    ax.set(xlabel="ε", ylabel="tokens that are no sinks, %")
+    ax.set_ylim(min(80.0, frame["value"].min() - 1), 100.4)
+    return frame
 
 
-@figure(
-    "output_norm_against_bound",
-    alone=True,
-    needs=("attention", "bounds"),
-    prepared=True,
-    size=(4.2, 3.5),
-)
-def output_norm_against_bound(run: Study) -> Chart:
-    """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
-
-    A dot per recorded step, layer, head and state of the query (means over the queries; a random
-    draw of at most 6,000 with a fixed seed). No dot can lie above the line of equality.
-    """
-    drawn = run.measured.bounds
-    top = float(drawn["bound"].max()) * 1.05
-    lines = [Line([0, top], [0, top], kind="faint", colour=1)]
-    for code, state in enumerate(STATES):
-        rows = drawn[drawn["state"] == code]
-        about = (run.label, "", f"{state} queries", code, code)
-        lines += [Line(rows["bound"], rows["output"], *about, kind="dots")] if len(rows) else []
-    ends: Any = {"low": 0.0, "high": top}
-    x, y = (
-        Axis("bound: Σ weight × length of value", **ends),
-        Axis("length of a head's output", **ends),
-    )
-    return Chart(x, y, lines)
-
-
-@figure("sink_tokens", alone=True, needs="tokens")
-def sink_tokens(run: Study, axes: Axes | None = None, *, count: int = 8, look: Theme) -> Axes:
+@figure("sink_tokens", alone=True, size=(4.6, 3.3))
+def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     """The tokens that are sinks most often (analysis paper, Table 2), with the frequency that
     occupancy alone would give.
 
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
+    has_tokens = run.sink_tokens is not None
+    at_least_one([run] * has_tokens, [run], f"the table tokens and {ATTENTION}")
     found = run.sink_tokens.query("events > 0").head(count)
-    axes = style.own_axes(axes, 4.6, 0.9 + 0.3 * max(len(found), 2))
-    rows, colours = np.arange(len(found)), {ADDED: look.added, MASK: look.states["masked"]}
-    axes.barh(
-        rows,
-        100 * found["frequency"],
-        color=[colours.get(label, look.muted) for label in found["label"]],
-        height=0.66,
-    )
-    axes.plot(
-        100 * found["occupancy"],
-        rows,
-        linestyle="",
-        marker="|",
-        markersize=13,
-        markeredgewidth=2.2,
-        color=look.ink,
-    )
-    ends = 100 * found[["frequency", "occupancy"]].max(axis=1)
+    colours = {ADDED: LOOK.added, MASK: LOOK.states["masked"]}
+    shown = [name if name in colours else printable(name) for name in found["label"]]
+    rows, percent = range(len(found)), 100 * found[["frequency", "occupancy"]]
+    colour = [colours.get(name, LOOK.muted) for name in found["label"]]
+    ax.barh(rows, percent["frequency"], color=colour, height=0.66)
+    tick: dict[str, Any] = {"marker": "|", "markersize": 13, "markeredgewidth": 2.2}
+    ax.plot(percent["occupancy"], rows, linestyle="", color=LOOK.ink, **tick)
+    ends = percent.max(axis=1)
     room = max(ends, default=1.0)
-    for row, (end, ratio) in enumerate(zip(ends, found["enrichment"], strict=True)):
-        axes.text(float(end + 0.025 * room), row, f"{ratio:.1f}×", va="center", fontsize=8.5)
-    axes.set_yticks(
-        rows, [label if label in colours else style.printable(label) for label in found["label"]]
-    )
-    axes.tick_params(axis="y", length=0, labelcolor=look.ink)
+    for row, end, ratio in zip(rows, ends, found["enrichment"], strict=True):
+        ax.text(end + 0.025 * room, row, f"{ratio:.1f}×", va="center", fontsize=8.5)
+    ax.set_yticks(rows, shown)
+    ax.tick_params(axis="y", length=0, labelcolor=LOOK.ink)
     # in two lines: one would be cut in a narrow column of a paper
-    axes.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
-    axes.spines["left"].set_visible(False)
-    axes.invert_yaxis()
+    ax.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
+    ax.set_ylim(max(len(found), 2) - 0.5, -0.5)
     if not len(found):
-        axes.text(
-            0.5, 0.5, "no sink events", transform=axes.transAxes, ha="center", color=look.muted
-        )
-    return axes
+        ax.text(0.5, 0.5, "no sink events", transform=ax.transAxes, ha="center", color=LOOK.muted)
+    return found
+
+
+@figure("received_map", alone=True, size=(4.6, 3.2))
+def received_map(
+    run: Study,
+    ax: Axes,
+    layer: int | None = None,
+    head: int | None = None,
+    sample: int = 0,
+    top: float | None = None,
+) -> pd.DataFrame:
+    """Heat map position × step of received attention, as multiples of an even share (analysis
+    paper, Fig. 1).
+
+    Mean over layers and heads unless they are given. The colour scale is logarithmic, from 0.5. The
+    column of an added sink is drawn wide, left of the text; thin lines are block borders.
+
+    Args:
+        run: the run.
+        ax: where to draw.
+        layer: number of the model.
+        head: number of the model.
+        sample: number of the sample.
+        top: end of the scale.
+    """
+    at_least_one(run.layers, [run], ATTENTION)
+    watched = recorded_sample(run, sample)
+    received_TK = received_mean(run, watched, layer, head)
+    positions = pd.RangeIndex(-watched.added, received_TK.shape[1] - watched.added, name="position")
+    steps = pd.Index(watched.step_numbers_T, name="step")
+    frame = draw_map(ax, pd.DataFrame(received_TK, steps, positions), RECEIVED, log=True, top=top)
+    for border in watched.borders:
+        ax.axhline(border, color=LOOK.muted, linewidth=0.6, alpha=0.8)
+    return frame
+
+
+@figure("attention_map", alone=True, size=(4.6, 3.9))
+def attention_map(
+    run: Study,
+    ax: Axes,
+    step: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    sample: int = 0,
+) -> pd.DataFrame:
+    """One whole attention map, query × key, as multiples of an even share (analysis paper, Fig. 4,
+    6 and 8).
+
+    Args:
+        run: the run.
+        ax: where to draw.
+        step: of one of the maps that the run kept; the first that fits when left out.
+        layer: of the map.
+        head: of the map.
+        sample: number of the sample.
+    """
+    at_least_one(run.layers, [run], ATTENTION)
+    watched = recorded_sample(run, sample)
+    name = watched.map_name(step, layer, head)
+    weight_QK = watched.map(*name)
+    queries = pd.RangeIndex(len(weight_QK), name="query")
+    keys = pd.RangeIndex(-watched.added, weight_QK.shape[1] - watched.added, name="key position")
+    ax.set_title("step {}, layer {}, head {}".format(*name))
+    table = pd.DataFrame(weight_QK * weight_QK.shape[1], queries, keys)
+    return draw_map(ax, table, "attention weight, × even share", log=True)
+
+
+@figure("layer_head_map", alone=True, size=(4.6, 3.6))
+def layer_head_map(run: Study, ax: Axes, *, top: float | None = None) -> pd.DataFrame:
+    """Layer × head: attention weight on the main sink of a head, mean over steps and samples
+    (analysis paper, Fig. 5).
+
+    In percent, on a linear scale from 0; the main sink is determined separately for every step.
+    """
+    at_least_one(run.layers, [run], ATTENTION)
+    layers, heads = pd.Index(run.layers, name="layer"), pd.Index(run.heads, name="head")
+    table = pd.DataFrame(100 * run.measured.main_share_LH, layers, heads)
+    return draw_map(ax, table, "attention on the main sink, %", top=top)
+
+
+@figure("sink_paths", size=(4.6, 3.0))
+def sink_paths(
+    runs: list[Study],
+    ax: Axes,
+    layer: int | None = None,
+    head: int | None = None,
+    sample: int = 0,
+) -> pd.DataFrame:
+    """Position of the main sink of a head over steps, a line per run (analysis paper, Fig. 7).
+
+    Unless one is given it is a typical head: of median mobility, heads weighted by their main
+    sinks. At −1: on the added sink. Dotted lines are block borders.
+
+    Args:
+        runs: the runs.
+        ax: where to draw.
+        layer: number of the model.
+        head: number of the model.
+        sample: number of the sample.
+    """
+    parts = []
+    for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
+        row, column = typical_head(one, layer, head)
+        watched = recorded_sample(one, sample)
+        main_T = watched.facts["main"][:, row, column]
+        at_T = np.where(main_T < 0, np.nan, np.maximum(main_T - watched.added, -1))
+        name = f"{one.label}: layer {one.layers[row]}, head {one.heads[column]}"
+        about = {"run": name, "line": "", "step": watched.step_numbers_T, "value": at_T}
+        parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))
+        ax.set_ylim(-2, max(ax.get_ylim()[1], watched.positions_T.max()))
+    for border in watched.borders:
+        ax.axvline(watched.step_numbers_T[border] - 0.5, **THIN)
+    frame = pd.concat(parts, ignore_index=True)
+    draw_lines(ax, frame, drawstyle="steps-mid", markersize=3, markevery=1)
+    ax.set(xlabel="step", ylabel="position of the main sink")
+    if (frame["value"] < 0).any():
+        ticks = [int(tick) for tick in ax.get_yticks() if 0 <= tick < ax.get_ylim()[1]]
+        ax.set_yticks([-1, *ticks], ["sink", *map(str, ticks)])
+    return frame
+
+
+@figure("statistics", alone=True)
+def statistics(run: Study, ax: Axes, *, only: str | None = None) -> pd.DataFrame:
+    """A recorded statistic that has no figure of its own, by layer and step: mean over samples and
+    all other axes that it has.
+
+    Args:
+        run: the run.
+        ax: where to draw.
+        only: its name; the first when left out.
+    """
+    names = [name for name in recorded_statistics(run) if only in (None, name)]
+    needs = "a statistic without a figure of its own, and {path} recorded none. The setting "
+    needs += "`statistics` of a trace names them: key_norm, row_entropy, or one of a plug-in."
+    name = at_least_one(names, [run], needs)[0]
+    rows = statistics_table(run).query("statistic == @name")
+    table = rows.pivot(index="layer", columns="step", values="mean")
+    ax.set_title(name)
+    return draw_map(ax, table, "mean", both=bool((table < 0).any(axis=None)))
+
+
+@figure("training_loss", kind="training")
+def training_loss(runs: list[Training], ax: Axes) -> pd.DataFrame:
+    """Held-out loss over steps and loss of the training batches (dotted), in nats per token.
+
+    A dotted line marks the end of a causal warm start.
+    """
+    found = [run for run in runs if run.history is not None]
+    parts = []
+    for one in at_least_one(found, runs, "a history, and {path} has none."):
+        for name, words in (("heldout_loss", "held-out text"), ("loss", "training batches")):
+            rows = one.history.dropna(subset=[name])
+            about = {"run": one.label, "line": words, "step": rows["step"], "value": rows[name]}
+            parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))
+    frame = pd.concat(parts, ignore_index=True)
+    draw_lines(ax, frame, runs, styles={"held-out text": "-", "training batches": ":"})
+    # the first losses do not set the scale
+    late = frame.loc[frame["step"] > 0.05 * frame["step"].max(), "value"]
+    if len(late):
+        low, high = late.min(), late.quantile(0.98)
+        ax.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
+    ax.set(xlabel="step", ylabel="loss, nats per token")
+    mark_warm_starts(ax, runs)
+    return frame
+
+
+@figure("sink_emergence", kind="training")
+def sink_emergence(runs: list[Reader], ax: Axes) -> pd.DataFrame:
+    """Share of attention over steps: of the added sinks, and of the greatest text token of a head,
+    determined separately for every head and mask ratio.
+
+    Mean over layers, heads, queries, rows of text and mask ratios. Up to a dotted line, where there
+    is one, the model is the causal one of the warm start, and is measured as one.
+    """
+    return lines(runs, ax, "step", SHARES, "share of attention, %", added=["added sink"])
+
+
+@figure("mobility_over_training", kind="training")
+def mobility_over_training(runs: list[Reader], ax: Axes) -> pd.DataFrame:
+    """Mobility of main sinks over training: the chance that two mask ratios have that of a head at
+    different positions, 0 static to 1; that among the text apart.
+
+    The text is read with 90, 70, 50, 30 and 10 % of it masked, a token once unmasked staying so.
+    Heads are weighted by the strength of their main sinks.
+    """
+    curves = {"all": "mobility", "on text": "text_mobility"}
+    frame = lines(runs, ax, "step", curves, "mobility of main sinks", added=["on text"])
+    ax.set_ylim(-0.02, 1.02)
+    return frame
+
+
+@figure("main_holders", kind="training", alone=True)
+def main_holders(run: Training, ax: Axes) -> pd.DataFrame:
+    """Shares of the keys that hold the main sinks of all heads over steps; they add up."""
+    at_least_one([run] * (len(run.facts) > 0), [run], MONITOR)
+    table = run.over("step")
+    kept = {name: HOLDERS[name] for name in HOLDERS if run.sink_count or name != "main_added"}
+    labels, colours = zip(*kept.values(), strict=True)
+    shares = 100 * table[[*kept]].to_numpy().T
+    how: dict[str, Any] = {"edgecolor": LOOK.surface, "linewidth": 0.5}
+    ax.stackplot(table["step"], shares, labels=labels, colors=colours, **how)
+    ax.set(xlabel="step", ylabel="heads, %", ylim=(0, 100))
+    ax.set_xlim(table["step"].min(), max(table["step"].max(), 1))
+    mark_warm_starts(ax, [run])
+    return table[["step", *kept]]
+
+
+@figure("emergence_map", kind="training", alone=True, size=(4.6, 2.6))
+def emergence_map(run: Training, ax: Axes, *, top: float | None = None) -> pd.DataFrame:
+    """Share of attention on the added sinks (without any: on the greatest text token) by step and
+    layer, in percent.
+    """
+    at_least_one([run] * (len(run.facts) > 0), [run], MONITOR)
+    share, words = "text_share", "greatest text token"
+    if run.sink_count:
+        share, words = "added_share", "added sinks"
+    layers = run.facts[run.facts["layer"] >= 0]
+    table = 100 * layers.pivot(index="layer", columns="step", values=share)
+    ax.set_title(words)
+    frame = draw_map(ax, table, "share of attention, %", top=top)
+    if run.causal_steps:
+        ax.axvline(float(np.searchsorted(table.columns, run.causal_steps)), **THIN)
+    return frame
+
+
+def recorded_sample(study: Study, sample: int) -> Sample:
+    """The sample of this number. ValueError naming those with attention."""
+    return study.sample(study.recorded[place_of(study, "sample", sample)])
+
+
+def place_of(study: Study, what: str, number: int) -> int:
+    """Index of this "layer" or "head" of the model, or this "sample", on its axis.
+
+    ValueError naming the recorded ones.
+    """
+    samples = [study.samples.numbers[place] for place in study.recorded]
+    known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
+    one_of(f"the {what} of {study.run.path}", number, known)
+    return known.index(number)
+
+
+def received_mean(
+    study: Study, sample: Sample, layer: int | None, head: int | None = None
+) -> np.ndarray:
+    """(step, key) received attention of one layer and head, or the mean over them; NaN if the key
+    does not exist.
+    """
+    layers = slice(None) if layer is None else [place_of(study, "layer", layer)]
+    if not sample.shape[0]:
+        raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
+    if head is None:
+        received_TLK = sample.received_TLK
+    else:
+        place = place_of(study, "head", head)
+        received_TLK = np.concatenate([one.score[:, :, place] for one in sample.scored()], axis=1)
+    return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
+
+
+def typical_head(run: Study, layer: int | None = None, head: int | None = None) -> tuple[int, int]:
+    """Indices of the layer and head of median mobility, heads weighted by the strength of their
+    main sinks; among those of a layer or a head, if it is given.
+    """
+    motions = run.measured.motions
+    for what, number in (("layer", layer), ("head", head)):
+        if number is not None:
+            place_of(run, what, number)
+            motions = motions[motions[what] == number]
+    means = motions.groupby(["layer", "head"])[["strength", "mobility"]].mean()
+    means = means.sort_values("mobility", kind="stable").fillna({"strength": 0.0})
+    held = means["strength"].cumsum()
+    row, column = means.index[int(np.searchsorted(held, held.iloc[-1] / 2))]
+    return run.layers.index(row), run.heads.index(column)

@@ -3,16 +3,17 @@
 import io
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import pandas as pd
 from markupsafe import escape
 
 from sinklab.lab.registry import figures as registered
-from sinklab.lab.reports.drawing import Canvas, figure_of, save
+from sinklab.lab.reports.drawing import Canvas, canvas_of, save
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.reports.style import THEMES, themed
+from sinklab.lab.reports.style import THEMES
 
 DIGITS = re.compile(r"(\.\d\d)\d+")
 """decimals of a length: hundredths of a point are enough"""
@@ -27,10 +28,9 @@ the page
 
 
 def svg_of(canvas: Canvas) -> str:
-    """Return a figure that was drawn in the light theme as an ``<svg>`` element."""
+    """Return a figure as an ``<svg>`` element."""
     written = io.BytesIO()
-    with themed(THEMES["light"]):
-        save(canvas, "svg", written)
+    save(canvas, "svg", written)
     text = written.getvalue().decode("utf-8")
     text = UNUSED.sub("", text[text.index("<svg") :])
     # groups are numbered in every figure alike, and nothing refers to them
@@ -50,6 +50,8 @@ class Picture:
     """description, for readers who do not see it"""
     place: str
     """name of its place, unique on the page: begins its ids"""
+    numbers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """the numbers it shows"""
 
     def __html__(self) -> str:
         own = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.place}-", self.svg)
@@ -87,6 +89,6 @@ def picture(name: str, runs: Any, words: str, place: str, **options: Any) -> lis
         options: of the figure.
     """
     with suppress(NotRecorded):
-        drawn = figure_of(registered[name](runs, **options))
-        return [Picture(name, svg_of(drawn), words, place)]
+        axes, numbers = registered[name].drawn(runs, **options)
+        return [Picture(name, svg_of(canvas_of(axes)), words, place, numbers)]
     return []

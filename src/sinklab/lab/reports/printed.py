@@ -9,8 +9,7 @@ import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.lab.records.storage import write_beside, write_text
-from sinklab.lab.reports.drawing import FORMATS, figure_of, write_figure
-from sinklab.lab.reports.style import theme_named, themed
+from sinklab.lab.reports.drawing import FORMATS, write_figure
 from sinklab.lab.reports.tables import markdown
 
 _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -94,18 +93,17 @@ def write_csv(path: Path, numbers: pd.DataFrame) -> Path:
 
 
 def save_figure(
-    draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
+    draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",)
 ) -> list[Path]:
-    """Write the result of ``draw``, a figure or axes, as files STEM.png, … in a folder that is
+    """Write the axes that ``draw`` returns as files STEM.png, … in a folder that is
     made; return the paths.
 
     Raises ValueError for an unknown format.
     """
-    wanted, look = tuple(formats), theme_named(theme)
+    wanted = tuple(formats)
     for form in wanted:
         one_of("format of a figure", form, FORMATS)
     if not wanted:
         return []
     stem.parent.mkdir(parents=True, exist_ok=True)
-    with themed(look):
-        return write_figure(figure_of(draw()), stem, wanted, look)
+    return write_figure(draw(), stem, wanted)

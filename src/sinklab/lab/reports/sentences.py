@@ -16,8 +16,8 @@ import pandas as pd
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, Estimate, mean_over
 from sinklab.lab.analysis.movement import motion_word
+from sinklab.lab.reports.figures import typical_head
 from sinklab.lab.reports.findings import blocking, richest, with_sinks
-from sinklab.lab.reports.maps import most_mobile
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import OVER_EVEN, Training
 from sinklab.lab.reports.words import (
@@ -188,7 +188,7 @@ def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
         if question != "cost" and explored:
             # the heads that show it
             heads = [
-                most_mobile(run)[0][0] if question == "stay" else run.measured.strongest
+                typical_head(run) if question == "stay" else run.measured.strongest
                 for run in explored
             ]
             views = [

@@ -115,25 +115,27 @@ class Comparison:
         lines = zip(table.to_dict("records"), is_pair, strict=True)
         return Summary(tuple(_sentence(line, is_pair=pair) for line, pair in lines), table)
 
-    def plot(self, axes: Any = None, *, theme: str = "light") -> Any:
+    def plot(self, axes: Any = None) -> Any:
         """Draw the cost of each arm over positions, means over texts with 95 % intervals; returns
         the axes.
         """
-        from sinklab.lab.reports.charts import Axis, Chart, Line, draw_alone
-        from sinklab.lab.reports.style import own_axes, theme_named, themed
+        from sinklab.lab.reports.drawing import draw_lines, finish, own_axes
+        from sinklab.lab.reports.style import themed
 
-        look, lines = theme_named(theme), []
+        parts = []
         nats = self.rows.set_index(["arm", "text", "position"])["nats"]
-        for number, arm in enumerate(self.baselines):
+        for arm in self.baselines:
             costs = (nats[arm] - nats[self.baselines[arm]]).unstack("text").dropna(how="all")
             estimates = [mean_over(costs_T) for costs_T in costs.to_numpy()]
             low, high = np.transpose([one.interval for one in estimates])
             means = [one.value for one in estimates]
-            lines.append(Line(costs.index, means, name=arm, colour=number, low=low, high=high))
-        chart = Chart(Axis("position", whole=True), Axis("cost, nats per token"), lines)
-        with themed(look):
-            drawn = own_axes(axes, 4.8, 3.2)
-            draw_alone(drawn, chart, look, grow=axes is None)
+            about = {"run": "", "line": arm, "position": costs.index, "value": means}
+            parts.append(pd.DataFrame(about | {"low": low, "high": high}))
+        with themed():
+            drawn = axes or own_axes(4.8, 3.2)
+            draw_lines(drawn, pd.concat(parts))
+            drawn.set(xlabel="position", ylabel="cost, nats per token")
+            finish(drawn, grow=axes is None)
         return drawn
 
 

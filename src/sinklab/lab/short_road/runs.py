@@ -60,9 +60,9 @@ class Page:
 class Plot:
     """Figures of a run by their names: ``run.plot.paths()``, ``run.plot.received_map(layer=2)``, …
 
-    Each draws as its function in `sinklab.lab.reports` does, which lists its options; ``paths`` is
-    short for the paths of the main sinks. The axes, or the figure of several panels, come back, and
-    a notebook shows them.
+    Each draws as its function in `sinklab.lab.reports.figures` does, which lists its options;
+    ``paths`` is short for the paths of the main sinks. The axes come back, and a notebook shows
+    them.
     """
 
     def __init__(self, run: Run) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sinklab.lab.analysis.intervals import Z
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports import Printed, percent, save_figure, write_printed
-from sinklab.lab.reports.charts import Axis, Chart, Line, draw_panels
-from sinklab.lab.reports.style import theme_named, themed
+from sinklab.lab.reports.drawing import MARKERS
+from sinklab.lab.reports.style import LOOK, themed
 from sinklab.lab.studies import Row, kept_record
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.study import TOKENS, EvalSettings, Plan
@@ -29,25 +30,28 @@ STYLES = {"paper": "-", "held": (0, (6, 1.5)), "rule": "-.", "clean": (0, (3, 1,
 """Lines by protocol."""
 
 
-def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
+def table1_figure(numbers: pd.DataFrame) -> Axes:
     """Accuracy over the number of blocked keys, a panel per task; published numbers with dashes.
 
     Bars are ± one binomial standard error. A model and its published twin have one colour, in every
-    panel.
+    panel. Returns the first panel.
     """
-    look = theme_named(theme)
-    names = dict[str, int]()
-    charts = [
-        _panel(numbers[numbers["task"] == task], task, names)
-        for task in dict.fromkeys(numbers["task"])
-    ]
-    with themed(look):
-        return draw_panels(charts, look, columns=len(charts), size=(4.2, 2.8), share="")
+    tasks, names = [*dict.fromkeys(numbers["task"])], dict[str, int]()
+    with themed():
+        canvas = Figure(figsize=(4.2 * len(tasks), 2.8), layout="constrained")
+        panels = canvas.subplots(1, len(tasks), squeeze=False)[0]
+        for task, ax in zip(tasks, panels, strict=True):
+            _draw_panel(ax, numbers[numbers["task"] == task], names)
+            ax.set_title(titled(task), y=1.0)
+        found = [ax.get_legend_handles_labels() for ax in panels]
+        lines = {name: line for shown in found for line, name in zip(*shown, strict=True)}
+        canvas.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=2)
+        canvas.set_figheight(2.8 + 0.1 * len(lines))
+    return panels[0]
 
 
-def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
+def _draw_panel(ax: Axes, numbers: pd.DataFrame, names: dict[str, int]) -> None:
     ks = sorted({int(k) for k in numbers["k"]})
-    lines = []
     for (source, model), cells in numbers.groupby(["source", "model"], sort=False):
         label = model
         stands_for = paper.published_model(model) or model
@@ -66,14 +70,15 @@ def _panel(numbers: pd.DataFrame, task: str, names: dict[str, int]) -> Chart:
                 style = ":"
             if source == PUBLISHED:
                 style = "--"
-            y = 100 * shown["accuracy"]
-            error = 100 * shown["stderr"].fillna(0)
-            how: dict[str, Any] = {"style": style, "colour": index, "marker": index, "kind": "bars"}
             places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
-            name = ", ".join([label, *unusual])
-            lines.append(Line(places, y, name, low=y - error, high=y + error, **how))
-    x = Axis("keys blocked per layer and head", names=[{0: "none"}.get(k, str(k)) for k in ks])
-    return Chart(x, Axis("right, %", low=-2), lines, title=titled(task))
+            error = 100 * shown["stderr"].fillna(0)
+            how: dict[str, Any] = {"color": LOOK.lines[index % 7], "linestyle": style}
+            how |= {"marker": MARKERS[index % 6], "label": ", ".join([label, *unusual])}
+            ax.errorbar(places, 100 * shown["accuracy"], error, capsize=2.5, **how)
+    ax.set_xticks(range(len(ks)), [{0: "none"}.get(k, str(k)) for k in ks])
+    ax.set(xlabel="keys blocked per layer and head", ylabel="right, %")
+    ax.set_ylim(bottom=-2)
+    ax.grid(axis="y")
 
 
 TITLE = "Accuracy with the most attended keys blocked (analysis paper, Table 1)"

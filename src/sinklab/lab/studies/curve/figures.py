@@ -4,22 +4,14 @@ results in words.
 
 # R rows
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sinklab.core.errors import one_of
 from sinklab.lab.records import Run
 from sinklab.lab.reports import (
-    Axis,
-    Chart,
-    Map,
-    Reader,
-    drawn_as,
-    figure,
     finished,
     number,
     percent,
@@ -33,62 +25,17 @@ from sinklab.lab.studies import (
     labels_of,
     of_each,
 )
+from sinklab.lab.studies.curve import drawing
 from sinklab.lab.studies.curve.verdicts import (
     DOSE,
     TOLD,
     Curves,
-    MaskingCurve,
     ablation_sentences,
     as_curves,
     masking_curve_sentences,
 )
 
-STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
-STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 WORDS: dict[str, str] = labels_of("curve")["blocked"]
-SCALES = {"linear": "linear", "log": "symlog"}
-AXES = ("count", "mass")
-
-
-@figure("masking_curve", kind="curve", prepared=True, size=(4.8, 3.2))
-def masking_curve_figure(
-    runs: list[Reader], *, over: str = "count", change: str = "linear"
-) -> Chart:
-    """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
-    over rows of text.
-
-    A colour for each model; a style for each control. A diffusion model's loss is its masked-token
-    bound, an autoregressive one's that of the next token. `over`: count (keys per layer and head)
-    or mass (percent of the attention really removed). `change`: scale of the vertical axis, linear
-    or log (linear below a thousandth of a nat). Raises ValueError for another axis, scale or theme,
-    and for runs of another kind.
-    """
-    one_of("the scale of a masking curve", change, SCALES)
-    one_of("the axis of a masking curve", over, AXES)
-    curves = as_curves([run if isinstance(run, MaskingCurve) else run.run for run in runs])
-    column, to_axis = {"count": ("k", 1), "mass": ("removed", 100)}[over]
-    lines = []
-    for one, curve in zip(drawn_as(curves), curves, strict=True):
-        for control in curve.controls:
-            rows = curve.of(control).sort_values(column, kind="stable")
-            how = {
-                "run": curve.title,
-                "name": curve.title,
-                "style": STYLES.get(control, "-"),
-                "words": WORDS.get(control, control),
-                "low": rows["delta_low"],
-                "high": rows["delta_high"],
-            }
-            lines.append(one.line(to_axis * rows[column], rows["delta"], **how))
-    x = Axis("attention removed, %")
-    if over == "count":
-        x = Axis(
-            "keys blocked per layer and head",
-            scale="symlog",
-            ticks=sorted({int(k) for one in curves for k in one.rows["k"]}),
-        )
-    y = Axis("change of loss, nats per token", scale=SCALES[change], linear=1e-3)
-    return Chart(x, y, lines)
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
@@ -130,7 +77,7 @@ def write_masking_curves(
     """Write the pictures over count and over mass, the table (masking_curve.md, .csv with all
     numbers) and sentences.
 
-    `change`: see `masking_curve_figure`.
+    `change`: see `drawing.masking_curve`.
 
     Raises ValueError for an unknown format or scale, and for runs of another kind.
     """
@@ -144,8 +91,8 @@ def write_masking_curves(
         write_csv(target / "masking_curve.csv", numbers),
     ]
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
-        draw = partial(masking_curve_figure, curves, over=over, change=change)
-        written += save_figure(draw, target / stem, formats)
+        drawn = partial(drawing.masking_curve, curves, over=over, change=change)
+        written += save_figure(drawn, target / stem, formats)
     return written
 
 
@@ -178,33 +125,6 @@ def ablation_table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(text).reset_index(drop=True)
 
 
-@figure("ablation", kind="ablate", alone=True, prepared=True, columns=2, share="y", size=(3.6, 2.6))
-def ablation_figure(one: Reader) -> list[Map]:
-    """Layer × head: the share of attention on the blocked keys, and the cost of blocking them.
-
-    A dot marks a cell with an inconclusive change.
-    """
-    cells = finished(one.run, "map")
-    share_LH, delta_LH, told_LH = (
-        cells.pivot(index="layer", columns="head", values=name).to_numpy()
-        for name in ("held", "delta", "told")
-    )
-    layers, heads = (
-        Axis(name, names=[*map(str, dict.fromkeys(cells[name]))]) for name in ("layer", "head")
-    )
-    heads = replace(heads, names=[{"-1": "all"}.get(name, name) for name in heads.names])
-    dotted = replace(heads, label="head (a dot: cannot be told from no change)")
-    costs = Map(
-        delta_LH,
-        "change of loss, nats per token",
-        layers,
-        dotted,
-        both=True,
-        unsure_RC=told_LH == 0,
-    )
-    return [Map(100 * share_LH, "attention on the blocked keys, %", layers, heads), costs]
-
-
 @of_each
 def draw_ablation(run: Run, out: Path, options: Any) -> list[Path]:
     """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
@@ -212,9 +132,10 @@ def draw_ablation(run: Run, out: Path, options: Any) -> list[Path]:
     more = ""
     if len(table) > SHOWN:
         more = f"\n{len(table) - SHOWN} more in ablation.csv.\n"
-    stem = run.path / "ablation"
+    stem, held = run.path / "ablation", run.path / "ablation_held"
     return [
         write_page(stem.with_suffix(".md"), table.head(SHOWN), ablation_sentences([run]), more),
         write_csv(stem.with_suffix(".csv"), finished(run, "map")),
-        *save_figure(partial(ablation_figure, run), stem, options.figures),
+        *save_figure(partial(drawing.ablation, run), stem, options.figures),
+        *save_figure(partial(drawing.ablation, run, show="held"), held, options.figures),
     ]
