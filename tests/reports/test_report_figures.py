@@ -36,10 +36,11 @@ from sinklab.lab.reports import (
     value_norms,
     value_norms_by_state,
 )
+from sinklab.lab.reports.build import words
 from sinklab.lab.reports.drawing import caption
 from sinklab.lab.reports.inline import Picture, svg_of
 from sinklab.lab.reports.style import printable
-from sinklab.lab.reports.words import number, percent, words_of
+from sinklab.lab.reports.words import number, percent
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
@@ -356,7 +357,7 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, draw_onl
             cells = zip(numbers[column], line.y, strict=True)
             assert all(cell.startswith(number(value)) for cell, value in cells)
         # the page has the same drawing, with names of its own
-        title = words_of("cards", "study")[name]["title"]
+        title = words("figures")["study"][name]
         shown = Picture(name, svg_of(axes.figure), title, name)
         assert shown.__html__() in html and chart.x.label in shown.svg
     parts = re.findall(r' id="([^"]+)"', html)

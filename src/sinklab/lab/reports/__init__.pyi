@@ -1,6 +1,5 @@
 from .build import answers as answers
 from .build import report as report
-from .build import summary as summary
 from .charts import Axis as Axis
 from .charts import Chart as Chart
 from .charts import Line as Line

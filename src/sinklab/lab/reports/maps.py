@@ -290,12 +290,14 @@ def sink_path_of_head(
 ) -> Chart:
     """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
 
-    layer, head: numbers of the model; None takes the head whose strong main sink moves most. Below
-    zero: on the added sink token. Raises ValueError for unknown numbers.
+    layer, head: numbers of the model; None takes a typical head, of median mobility. Below zero: on
+    the added sink token. Raises ValueError for unknown numbers.
     """
     chosen = []
     for one in drawn_as(runs):
         places = [place for place, _ in most_mobile(one.run)]
+        if layer is None and head is None:
+            places = [typical_head(one.run)]
         for axis, (what, number) in enumerate((("layer", layer), ("head", head))):
             if number is not None:
                 at = place_of(one.run, what, number)
@@ -349,3 +351,16 @@ def _paths(chosen: Sequence[tuple[Look, Sample, tuple[int, int]]], title: str = 
     first = chosen[0][1]
     marks = [Mark("x", float(first.step_numbers_T[border]) - 0.5) for border in first.borders]
     return Chart(Axis("step", whole=True), y, lines, marks, title)
+
+
+def typical_head(run: Study) -> tuple[int, int]:
+    """Indices of the layer and head of median mobility, heads weighted by the strength of their
+    main sinks.
+    """
+    motions = run.measured.motions.groupby(["layer", "head"])[["strength", "mobility"]].mean()
+    means = motions.dropna().sort_values("mobility", kind="stable")
+    if means.empty:
+        return most_mobile(run)[0][0]
+    held = means["strength"].cumsum()
+    layer, head = means.index[int(np.searchsorted(held, held.iloc[-1] / 2))]
+    return run.layers.index(layer), run.heads.index(head)

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord, trace
 from sinklab.core.registry import interventions
-from sinklab.lab.analysis.answers import CONTROLS, counted
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, caution, mean_over, mean_p
+from sinklab.lab.analysis.sentences import CONTROLS, counted
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.verdicts import Verdict, holm
 from sinklab.lab.checkpoints.controls import UNTRAINED
