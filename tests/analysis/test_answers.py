@@ -1,8 +1,7 @@
-"""The three questions: words by their thresholds, numbers with their controls, sentences of at most
-25 words.
-"""
+"""The three questions: words by their thresholds, numbers with controls, short sentences."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ from sinklab.lab.analysis.answers import (
     Cost,
     Existence,
     Staying,
-    beside,
-    contrast,
     costs,
     exists,
     stays,
 )
 from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.sentences import beside, contrast
 
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
@@ -97,23 +95,23 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control():
         (
             0.07,
             "stay",
-            "They stay: the first token is strongest in 77 % of heads and steps; two random steps "
-            "differ 7 %",
+            "They stay: the first token is strongest in 77 % of heads and steps; between two "
+            "random steps a head's strongest token changes 7 % of the time",
         ),
         (
             0.8,
             "move",
-            "They move: at two random steps a head's strongest token differs 80 % of the time",
+            "They move: between two random steps a head's strongest token changes 80 % of the time",
         ),
         (
             0.4,
             "partly",
-            "Partly: at two random steps a head's strongest token differs 40 % of the time",
+            "Partly: between two random steps a head's strongest token changes 40 % of the time",
         ),
         (
             0.25,
             "inconclusive",
-            "Inconclusive with 8 samples (95 % 24 … 26 %): a head's strongest token",
+            "Inconclusive with 8 samples (95 % 24 … 26 %): between two random steps",
         ),
     ],
 )
@@ -125,7 +123,7 @@ def test_whether_they_stay_is_said_by_the_whole_interval(mobility, word, start):
         and spoken(found).startswith(start)
         and "; shuffled weights 55 %)" in spoken(found)
     )
-    assert words_in(found.sentence) <= 25
+    assert words_in(found.sentence) <= 30
     few = stays(Staying(mobility + SPREAD[:1], holders), {})
     assert few.word == "inconclusive" and "with 1 sample (8 needed)" in few.sentence
 
@@ -159,6 +157,18 @@ def test_what_masking_costs_is_held_against_random_keys():
     )
     none = costs(None, {}, "sinklab curve --model x")
     assert none.word == "not measured" and "`sinklab curve --model x`" in none.sentence
+
+
+def test_what_a_newcomer_would_ask_is_said():
+    alone = existence(0.1, strong=1 / 36, ruled=0.3)
+    weak = exists(replace(alone, heads=36, added=0.01), {"permuted": existence(0.063)})
+    assert "above 30 % in 1 of 36 heads" in spoken(weak)
+    assert spoken(weak).endswith("the added sink receives 1.0 %, less than an even share.")
+    much = exists(replace(alone, added=0.2), {"permuted": existence(0.063)})
+    assert spoken(much).endswith("; the added sink receives 20.0 %.")
+    cheap = replace(cost(0.18, 0.0), beyond_equal=mean_over(-0.55 + SPREAD))
+    said = spoken(costs(cheap, {}, ""))
+    assert "), less than non-sinks of equal mass +0.73; as many random tokens +0.00." in said
 
 
 def model(name, exist, mobility_S):

@@ -14,7 +14,7 @@ from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.analysis.facts import HEADS
 from sinklab.lab.records.storage import file_hash
 from sinklab.lab.reports import as_studies
-from sinklab.lab.reports.sentences import told
+from sinklab.lab.reports.build import _notes
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_llama import tiny_llama
 
@@ -51,8 +51,8 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     np.testing.assert_array_equal(motions["mobility"], mobility_LH.ravel())
     assert {"so_far_mobility", "last_row_mobility", "weight", "strong", "first"} <= {*motions}
     assert run.mobility().to_numpy() == pytest.approx(mobility_LH, nan_ok=True)
-    assert "max(8, S/3)" in told("reading", shown)[0]
-    assert "last query of the step before" in told("chosen", shown)[0]
+    reading, chosen = _notes(shown)
+    assert "max(8, S/3)" in reading and "last query of the step before" in chosen
     assert 0 <= shown.chosen_keys.share <= 1
 
 

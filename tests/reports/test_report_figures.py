@@ -12,6 +12,7 @@ from commands import cli, error_of
 from refusals import refused, refusing
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports import NotRecorded, as_studies, draw_all, report, table
+from sinklab.lab.reports.build import words as page_words
 from sinklab.lab.reports.drawing import share_scale
 from sinklab.lab.reports.figures import (
     attention_map,
@@ -31,7 +32,7 @@ from sinklab.lab.reports.figures import (
 )
 from sinklab.lab.reports.inline import Picture, svg_of
 from sinklab.lab.reports.style import DPI, printable
-from sinklab.lab.reports.words import number, percent, words_of
+from sinklab.lab.reports.words import number, percent
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
@@ -436,7 +437,7 @@ def test_a_page_shows_the_drawing_and_its_numbers(make_study, draw_only, tmp_pat
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     html = report(runs, tmp_path, tables=()).read_text("utf-8")
     axes, numbers = sink_share.drawn(runs)
-    title = words_of("cards", "study")["sink_share"]["title"]
+    title = page_words("figures")["study"]["sink_share"]
     assert Picture("sink_share", svg_of(axes.figure), title, "sink_share").__html__() in html
     for row in numbers.itertuples():
         assert f"{number(row.value)} ({number(row.low)} … {number(row.high)})" in html

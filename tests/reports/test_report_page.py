@@ -11,7 +11,7 @@ import pytest
 
 from refusals import refused
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.reports import report, summary
+from sinklab.lab.reports import report
 
 # what a test needs drawn is in `drawn_report`
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -86,20 +86,11 @@ def test_the_page_has_its_parts_and_the_facts_of_the_runs(drawn_report):
         "Side by side",
         "What other rules call a sink",
         "Which tokens are sinks",
-        "What the papers claim",
+        "In numbers",
     ):
         assert heading in content
-    assert "plain: greatest text" in content and "excess, sum, 3" in content
+    assert "blocking is costly (above 5 %)" in content and "excess, sum, 3" in content
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
-
-
-@pytest.mark.slow
-def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, shown):
-    runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
-    content = shown(runs).content
-    said = "failure signature “blocking is costly”"
-    assert f"dear: {said} (K = 1 per layer and head, held-out text): seen" in content
-    assert f"unknown: {said}: inconclusive" in content
 
 
 def test_a_run_under_an_intervention_says_so(tmp_path, shown):
@@ -115,38 +106,6 @@ def test_a_run_under_an_intervention_says_so(tmp_path, shown):
         "tiny was written under block_keys:keys=top:k=5 and <b>: its numbers are those of the "
         "edited model." in content
     )
-
-
-def test_other_data_other_sentences(make_study, shown):
-    runs = [
-        make_study("plain", text_share=0.1, sinks=0.0),
-        make_study("sink", added=2, share=0.25, text_share=0.4, norm=3.0, sinks=-0.5),
-    ]
-    content = shown(runs).content
-    assert "In sink, the 2 added sinks receive 25.0 % of the attention on average" in content
-    # The sink token lowers nothing here, and the page says so.
-    assert "receives more with the added sink than without: 40.0 % against 10.0 %" in content
-    assert (
-        "value vectors of the added sink are 3.00 long on average, those of visible text 2.00"
-        in content
-    )
-    assert "shorter in 0 of 2 layers" in content
-    # 0.1 * 24 = 2.4 is below 1 + 3 * 23/24.
-    assert "In plain, no position in any layer, head or step exceeds the sink rule" in content
-    assert (
-        "No visible text position of plain is a sink" in content
-        and "plain has no sink events" in content
-    )
-    assert "changes the loss of sink by −0.500" in content
-    assert "they matter less than random keys at equal number, not at equal attention" in content
-    assert "the loss of plain by 0 ± 0.0040 nats" in content
-
-
-def test_equal_shares_are_called_equal_and_small_differences_no_difference(make_study, shown):
-    runs = [make_study("plain", sinks=0.02), make_study("sink", added=1, share=0.2)]
-    content = shown(runs).content
-    assert "about as much with the added sink (30.0 %) as without (30.0 %)" in content
-    assert "not distinguishable (detectable difference: " in content
 
 
 def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
@@ -240,7 +199,7 @@ def test_what_a_run_did_not_write_is_left_out(make_study, shown):
     page = shown(make_study("bare", leave_out=("value_norm", "key_norm")))
     assert "Value norms of sinks" not in page.content
     mixed = [make_study("half", leave_out=("attention",)), make_study("whole", added=1)]
-    assert "In whole, the added sink receives 50.0 %" in shown(mixed).content
+    assert "the added sink receives 50.0 %" in shown(mixed).content
 
 
 def test_many_samples_stand_behind_a_line(make_study, shown):
@@ -266,14 +225,6 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
     )
     content = shown(run).content
     assert content.count("no opportunity to act: block_keys") == 1
-
-
-def test_summary_gives_the_sentences_that_open_the_page(make_study, shown):
-    run = make_study("sink", added=1)
-    content = shown(run).content
-    sentences = [sentence.replace("`", "") for sentence in summary(run)]
-    assert sentences[0].startswith("In sink, the added sink receives 50.0\u00a0%")
-    assert all(sentence.replace("\u00a0", " ") in content for sentence in sentences)
 
 
 def test_refusals(tmp_path):

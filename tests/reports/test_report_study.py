@@ -11,8 +11,7 @@ from sinklab.core.sinks import Excess
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
-from sinklab.lab.reports.build import judged
-from sinklab.lab.reports.sentences import told
+from sinklab.lab.reports.tables import measures, measures_table
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
 EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
@@ -306,13 +305,9 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
         and ratio.value == pytest.approx(change, rel=0.01)
         and ratio.above(1) is longer
     )
-    said = told("norms", study)
-    words = {
-        None: "inconclusive which are longer: 8 samples",
-        True: "longer beyond",
-        False: "shorter beyond",
-    }[longer]
-    assert words in said[0] and said[1].startswith("Masks, told apart, have value vectors 0.5")
+    words = measures_table(study).set_index("measure")["verdict"]
+    expected = {None: "inconclusive", True: "longer", False: "shorter"}[longer]
+    assert words["value norm, text sinks over other text"] == expected
 
 
 def test_recorded_layers_and_heads_keep_their_numbers(make_study):
@@ -360,7 +355,8 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     assert study.generations is None
     assert study.samples[0].blocks_T.tolist() == [-1] * STEPS
     assert [verdict.holds for verdict in study.verdicts] == [None, None, None]
-    assert "was interrupted: KeyboardInterrupt" in told("status", study)[0]
+    content = report(study, tmp_path / "page", tables=()).read_text("utf-8")
+    assert "was interrupted: KeyboardInterrupt" in content
 
 
 def test_what_a_run_did_not_record_is_none(make_study):
@@ -426,18 +422,6 @@ def test_verdicts_follow_the_tables(make_study):
     assert rowless.holds is None and rowless.sentence.startswith(
         "The run kept no losses of single rows"
     )
-
-
-def test_a_page_of_two_runs_is_corrected_as_one(make_study):
-    runs = [one(make_study(sinks=0.5, samples=8))]
-    # three statements a run, two of them shares: eight samples that agree are p = 0.0078, which
-    # stands on a page of three runs, beside the cost of masking, and not on one of four
-    assert [holds for _, holds, _ in judged(3 * runs)] == [False, False, False] * 3
-    alone = [holds for _, holds, _ in judged(runs)]
-    together = judged(4 * runs)
-    assert alone == [False, False, False]
-    assert [holds for _, holds, _ in together] == [None, False, None] * 4
-    assert "inconclusive, as one of 12 statements judged together (p = 0.0078)" in together[0][2]
 
 
 def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
@@ -556,7 +540,7 @@ def test_a_rule_is_for_studies_alone(tmp_path):
 
 
 def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_study, tmp_path):
-    assert told("activations", one(make_study())) == []
+    assert not [name for name in measures(one(make_study())) if "activation" in name]
     rows = {
         "step": [0, 0],
         "layer": [1, 1],
@@ -570,6 +554,6 @@ def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_stu
         tmp_path / "whole", kind="study", model=run.info.model, settings={}, seed=3
     ) as writer:
         writer.table("massive_activations", rows)
-    (said,) = told("activations", one(open_run(tmp_path / "whole")))
-    assert "-250 in channel 17 after layer 1, 1500 times the median" in said.replace("−", "-")
-    assert "1 of the 2 greatest" in said and "sinks in 50.0 % of heads" in said.replace("\xa0", " ")
+    found = measures(one(open_run(tmp_path / "whole")))
+    assert found["greatest hidden state over the median"] == 1500
+    assert found["sinks at massive activations, % of heads"] == 50

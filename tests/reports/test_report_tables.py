@@ -52,9 +52,12 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
     assert curve.loc[3.0].to_dict() == {
         name: pytest.approx(23 / 24) for name in ("filtered", "layer_2", "layer_5")
     }
-    verdicts = table(study, "verdicts").set_index("name")
+    measured = table(study, "measures").set_index("measure")
     # two samples are too few
-    assert verdicts["holds"].isna()["96 % filtered"]
+    assert measured.loc["96 % filtered (above 96 %), %", "verdict"] == "inconclusive"
+    assert measured.loc["samples", "value"] == 2
+    # over its 8 rows of text
+    assert [*measured["low"].dropna().index] == ["blocking is costly (above 5 %), %"]
 
 
 @pytest.mark.slow
@@ -62,7 +65,7 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
     written = write_tables(runs, tmp_path / "tables")
     # neither has controls
-    names = [name for name in TABLES if name != "twins"]
+    names = [*TABLES]
     assert {path.name for path in written} == {
         f"{name}.{form}" for name in names for form in ("parquet", "csv", "md")
     }
@@ -83,7 +86,7 @@ def test_what_a_run_lacks_makes_no_table(make_study, tmp_path):
     written = write_tables(
         make_study(leave_out=("attention", "heldout")), tmp_path, formats=("csv",)
     )
-    assert [path.name for path in written] == ["verdicts.csv", "answers.csv"]
+    assert [path.name for path in written] == ["measures.csv", "answers.csv"]
 
 
 def test_markdown_keeps_cells_apart():

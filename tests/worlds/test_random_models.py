@@ -9,6 +9,7 @@ from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
+from sinklab.lab.reports.tables import measures_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.lab.studies.curve.verdicts import ablation_sentences, as_curves, judged
 from sinklab.lab.studies.trace.study import StudySettings, study
@@ -54,7 +55,7 @@ def test_controls_stand_beside_what_random_weights_show(tmp_path):
     for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
         page = page_of(folder, seed)
-        said += len(page.in_controls)
+        said += int(measures_table(page)["shuffled weights"].notna().sum())
         pages.append(page.answers["exist"].word)
     assert said > 50, "these pages find a lot"
     # random weights are told from the same weights in another order as rarely as chance does that,

@@ -1,44 +1,30 @@
-"""Three questions about the attention sinks of a model, answered: of each a word, its numbers, and
-one sentence.
+"""Three questions about the attention sinks of a model, answered: of each a word and its numbers.
+`sinklab.lab.analysis.sentences` makes the sentence.
 """
 
 # S samples (texts of a trace), R rows of held-out text
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, median_over
+from sinklab.lab.analysis import sentences
+from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.lab.analysis.movement import word_over
-from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.sentences import CONTROLS, HEADS
 
 QUESTIONS = {
     "exist": "Do sinks exist?",
     "stay": "Which are they, and do they stay?",
     "cost": "What does blocking them cost?",
 }
-HEADS = 0.05
-"""share of heads that must have such a key, or one that the sink rule names, or in which a new sink
-must grow
-"""
-AT_ONE_PLACE = 0.5
-"""share of the new sinks that must stand at one position for it to be named"""
-PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-"""positions of a text, from 0, in words"""
 STAYING = {"static": "stay", "mixed": "partly", "moving": "move", None: "inconclusive"}
 """Words of an answer by the words of `movement.word_over`."""
 FREE = 0.05
 """share of the loss that blocked keys may cost and still be called free (limit of Rulli et al.)"""
-
-CONTROLS = {"permuted": "shuffled weights", "initialised": "fresh weights"}
-"""Controls as run folders name them -> as people read them; the first that was run is the one of a
-sentence.
-"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +41,10 @@ class Existence:
     """share of every key if a head attended to all alike"""
     own_S: np.ndarray | None = None
     """of a control that read a few steps alone, what ``strongest_S`` of the model is at these"""
+    heads: int = 0
+    """heads of all layers; 0 if not known"""
+    added: float = math.nan
+    """share that the added sinks receive; NaN without any"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +83,8 @@ class Cost:
     """cost of as many random keys"""
     equal_mass: float = math.nan
     """cost of keys that are no sinks and hold as much attention"""
+    beyond_equal: Estimate = field(default_factory=lambda: mean_over([]))
+    """loss with sinks blocked less that with these keys blocked, over rows"""
     grown_R: np.ndarray = field(default_factory=lambda: np.empty(0))
     """share of heads in which another key is above `STRONG` then, and was not before; empty if not
     measured
@@ -111,7 +103,7 @@ class Answer:
     """yes, weak, no; stay, partly, move, nothing to follow; costs, free; inconclusive; not
     measured
     """
-    sentence: str
+    sentence: str = ""
     value: float = math.nan
     """strongest weight; mobility; nats a token"""
     low: float = math.nan
@@ -126,6 +118,8 @@ class Answer:
     """
     controls: Mapping[str, float] = field(default_factory=dict)
     """the same number of the controls, by their names"""
+    is_like_control: bool = False
+    """whether the model is not distinguishable from the control"""
 
 
 @dataclass(frozen=True)
@@ -184,51 +178,29 @@ def exists(own: Existence, controls: Mapping[str, Existence], lack: str = "") ->
     texts, sample by sample.
 
     Args:
+        own: the weight on the strongest keys.
+        controls: that of the controls.
         lack: why there is no control.
     """
     found = mean_over(own.strongest_S)
-    if not found.samples:
-        return Answer("exist", "not measured", "Not measured: no attention was recorded.")
-    held = f"the strongest token of a head receives {percent(found.value)} of its attention"
-    values = {CONTROLS[kind]: mean_over(one.strongest_S).value for kind, one in controls.items()}
-    name = _first(controls)
-    beside = ""
-    difference = mean_over([])
-    if name:
-        own_S = controls[name].own_S
-        if own_S is None:
-            own_S = own.strongest_S
-        difference = mean_over(own_S - controls[name].strongest_S)
-        beside = f"{CONTROLS[name]} {percent(values[CONTROLS[name]])}"
-        if controls[name].own_S is not None:
-            beside += f" ({percent(mean_over(own_S).value)} at the same steps)"
-    word = _existence(own, found, difference, is_controlled=bool(name))
-    if word == "no" and difference.above() is None:
-        control = f"{CONTROLS[name]} ({percent(values[CONTROLS[name]])})"
-        sentence = f"No: {held}, not distinguishable from {control}."
-    else:
-        of = counted(found.samples, "sample")
-        start = f"{word.capitalize()}: {held} ({of}, even share {percent(own.even)})"
-        if word == "inconclusive":
-            lacks = []
-            if not found.is_interval:
-                lacks.append(f"{FEWEST} needed")
-            if not name:
-                lacks.append(f"no control: {lack or 'none was run'}")
-            start = f"{_undecided(found.samples, 'sample', lacks)}: {held}"
-        sentence = f"{start}; with {beside}." if beside else f"{start}."
+    values = {
+        name: mean_over(controls[kind].strongest_S).value
+        for kind, name in CONTROLS.items()
+        if kind in controls
+    }
+    difference, at_same_steps = mean_over([]), math.nan
+    for one in [controls[kind] for kind in CONTROLS if kind in controls][:1]:
+        own_S = own.strongest_S
+        if one.own_S is not None:
+            own_S, at_same_steps = one.own_S, mean_over(one.own_S).value
+        difference = mean_over(own_S - one.strongest_S)
+    word = "not measured"
+    if found.samples:
+        word = _existence(own, found, difference, is_controlled=bool(values))
     numbers = (found.value, found.low, found.high, found.samples, difference.reach, values)
-    return Answer("exist", word, sentence, *numbers)
-
-
-def _first(controls: Mapping[str, Any]) -> str:
-    """The control that a sentence names; empty without one."""
-    return next((kind for kind in CONTROLS if kind in controls), "")
-
-
-def _undecided(number: int, noun: str, lacks: Sequence[str]) -> str:
-    brackets = f" ({'; '.join(lacks)})" if lacks else ""
-    return f"Inconclusive with {counted(number, noun)}{brackets}"
+    is_like = word == "no" and difference.above() is None
+    answer = Answer("exist", word, "", *numbers, is_like)
+    return replace(answer, sentence=sentences.existence(answer, own, at_same_steps, lack))
 
 
 def _existence(
@@ -253,42 +225,17 @@ def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
     The interval is that of the median over samples; if it holds a cut of `motion_word` the answer
     is *inconclusive*.
     """
-    found = median_over(own.mobility_S)
-    if not found.samples:
-        return Answer(
-            "stay",
-            "nothing to follow",
-            f"Nothing to follow: no head has a sink at two {own.compared}.",
-        )
-    values = {CONTROLS[kind]: median_over(one.mobility_S).value for kind, one in controls.items()}
-    # other statements of a page have the mean
-    beside = " (median)"
-    if _first(controls):
-        name = CONTROLS[_first(controls)]
-        beside = f" (median; {name}: no sinks)"
-        if not math.isnan(values[name]):
-            beside = f" (median; {name} {whole(values[name])})"
-    word = staying_word(found)
-    moving = f"a head's strongest token differs {whole(found.value)} of the time{beside}"
-    if own.holders:
-        moving += f"; mostly {' and '.join(label for label, _ in leading(own.holders))}"
-    if word == "stay" and own.holders:
-        label, share = own.holders[0]
-        sentence = (
-            f"They stay: {label} is strongest in {whole(share)} of heads and steps; "
-            f"two random {own.compared} differ {whole(found.value)} of the time{beside}."
-        )
-    elif word == "inconclusive":
-        # the ends tell between which words
-        ends = f"{FEWEST} needed"
-        if found.is_interval:
-            ends = f"95\u00a0% {100 * found.low:.0f} … {whole(found.high)}"
-        sentence = f"{_undecided(found.samples, 'sample', [ends])}: {moving}."
-    else:
-        start = {"stay": "They stay", "move": "They move", "partly": "Partly"}[word]
-        sentence = f"{start}: at two random {own.compared} {moving}."
+    found, word = median_over(own.mobility_S), "nothing to follow"
+    if found.samples:
+        word = staying_word(found)
+    values = {
+        name: median_over(controls[kind].mobility_S).value
+        for kind, name in CONTROLS.items()
+        if kind in controls
+    }
     numbers = (found.value, found.low, found.high, found.samples)
-    return Answer("stay", word, sentence, *numbers, mean_over(own.mobility_S).reach, values)
+    answer = Answer("stay", word, "", *numbers, mean_over(own.mobility_S).reach, values)
+    return replace(answer, sentence=sentences.staying(answer, own))
 
 
 def staying_word(mobility: Estimate) -> str:
@@ -298,17 +245,12 @@ def staying_word(mobility: Estimate) -> str:
     return STAYING[word_over(mobility)]
 
 
-def leading(holders: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The holder of most, and the next if it holds at least half as much."""
-    return [one for one in holders[:2] if one[1] >= holders[0][1] / 2]
-
-
 def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answer:
     """Cost of blocking the strongest keys: *costs*, *free*, *inconclusive*, or *not measured*.
 
     *Costs*: more than as many random keys, by the interval of the paired difference over rows.
     *Free*: not distinguishable from them, with all of the interval below `FREE` of the loss. A
-    second sentence says whether a new sink grew (`regrowth`).
+    second sentence says whether a new sink grew.
 
     Args:
         own: the losses; None if nothing was scored.
@@ -321,33 +263,12 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
             "this one."
         )
         return Answer("cost", "not measured", said)
-    change = own.masked - own.clean
-    span = f"{nats(own.clean, sign='')} → {nats(own.masked, sign='')}"
-    if own.delta.is_interval:
-        ends = f"{nats(own.delta.low)} … {nats(own.delta.high)}"
-        span += f", {counted(own.delta.samples, 'row')}, 95\u00a0% {ends}"
-    keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
-    sentence = f"{nats(change)} nats a token{keys} ({span})"
     named = {"random tokens": own.random, "non-sinks of equal mass": own.equal_mass}
     named = {name: value for name, value in named.items() if not math.isnan(value)}
-    if named:
-        words = ", ".join(f"{name} {nats(value)}" for name, value in named.items())
-        sentence += f"; {words}".replace("; random", "; as many random")
-    word = _cost(own)
-    start = {"costs": "Costs", "free": "Free:"}.get(word, "")
-    if word == "inconclusive":
-        lacks = []
-        if not own.delta.is_interval:
-            lacks.append(f"{FEWEST} needed")
-        if not own.beyond_random.samples:
-            lacks.append("random tokens were not scored")
-        start = "Inconclusive, no losses of rows were kept:"
-        if own.delta.samples:
-            start = f"{_undecided(own.delta.samples, 'row', lacks)}:"
-    sentence = f"{start} {sentence}. {regrowth(own)}".rstrip()
     named |= {CONTROLS[kind]: value for kind, value in controls.items()}
     numbers = (own.delta.low, own.delta.high, own.delta.samples, own.beyond_random.reach)
-    return Answer("cost", word, sentence, change, *numbers, named)
+    answer = Answer("cost", _cost(own), "", own.masked - own.clean, *numbers, named)
+    return replace(answer, sentence=sentences.cost(answer, own))
 
 
 def _cost(own: Cost) -> str:
@@ -357,127 +278,3 @@ def _cost(own: Cost) -> str:
     if gap.above():
         return "costs"
     return "free" if gap.high < FREE * own.clean else "inconclusive"
-
-
-def regrowth(own: Cost) -> str:
-    """Whether a new sink grows when the strongest keys are blocked; empty if that was not measured
-    or is unclear.
-
-    One grows if another key is above `STRONG` then, and was not before, in at least `HEADS` of the
-    heads of the typical row (median), by the whole interval. Its position is named if at least
-    `AT_ONE_PLACE` of them stand there.
-    """
-    found = median_over(own.grown_R)
-    has_grown = found.above(HEADS)
-    if has_grown is None:
-        return ""
-    if not has_grown:
-        return "No new sink grew."
-    place, count = Counter(own.grown_at).most_common(1)[0]
-    heads = f"in {whole(found.value)} of heads"
-    if count < AT_ONE_PLACE * len(own.grown_at):
-        return f"New sinks grew {heads}, at several tokens."
-    return f"A new sink grew at the {_ordinal(place)}, {heads}."
-
-
-def _ordinal(place: int) -> str:
-    """A text position in words; «second token» for 1."""
-    if place < 0:
-        return "added sink"
-    return f"{PLACES[place]} token" if place < len(PLACES) else f"token at position {place}"
-
-
-def contrast(models: Sequence[tuple[Answers, np.ndarray]]) -> str:
-    """How the first two models that have sinks differ in whether these stay, in one sentence; empty
-    for one model.
-
-    Whether sinks exist is asked first: a model without strong ones is not compared.
-
-    Args:
-        models: the answers about each, and its mobility for each of the texts, (S,), which all
-            models read alike.
-    """
-    if len(models) < 2:
-        return ""
-    strong = [(found.model, own_S) for found, own_S in models if found["exist"].word == "yes"]
-    if len(strong) < 2:
-        who = f"only {strong[0][0]}" if strong else "no model here"
-        have = "has"
-        if any(one["exist"].word in ("inconclusive", "not measured") for one, _ in models):
-            have = "is known to have"
-        least, heads = f"{100 * STRONG:.0f}\u00a0%", f"{100 * HEADS:.0f}\u00a0%"
-        return (
-            f"No comparison of models: {who} {have} strong sinks (a key above {least} in {heads} "
-            "of heads)."
-        )
-    (more, one_S), (less, other_S) = strong[:2]
-    shown = f"{more} {whole(median_over(one_S).value)}, {less} {whole(median_over(other_S).value)}"
-    found = mean_over([])
-    if len(one_S) == len(other_S):
-        found = mean_over(one_S - other_S)
-    side = found.above()
-    if side is None:
-        seen = f"{FEWEST} samples of the same texts would show it"
-        if found.is_interval:
-            seen = (
-                f"{found.samples} samples show {100 * found.reach:.0f} points; more would show less"
-            )
-        return f"Inconclusive which model's sinks move more: {shown} ({seen})."
-    low, high = found.low, found.high
-    if not side:
-        more, less = less, more
-        low, high = -high, -low
-    ends = f"{100 * low:+.0f} … {100 * high:+.0f}".replace("-", "−")
-    return (
-        f"The sinks of {more} move more than those of {less}: {shown} (difference 95\u00a0% "
-        f"{ends} points)."
-    )
-
-
-def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """Numbers of the controls, written behind that of the model: «shuffled weights 6.3 %, fresh
-    weights 2.6 %».
-
-    If there is a number for each sample, a control from which the model cannot be distinguished
-    (the 95 % interval of the paired difference holds 0) is marked «not distinguishable».
-
-    Args:
-        texts: the number of each control as it is written, by the control's name in a run folder;
-            empty for none.
-        own: (S,) the numbers of the model's samples.
-        theirs: (S,) those of each control.
-    """
-    said = []
-    for kind in CONTROLS:
-        if not texts.get(kind):
-            continue
-        words = f"{CONTROLS[kind]} {texts[kind]}"
-        others = (theirs or {}).get(kind, ())
-        if np.size(own) and np.shape(own) == np.shape(others):
-            difference = mean_over(np.subtract(own, others))
-            if difference.is_interval and difference.above() is None:
-                words += " (not distinguishable)"
-        said.append(words)
-    return ", ".join(said)
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal."""
-    if math.isnan(share):
-        return "–"
-    return f"{100 * share:.1f}\u00a0%".replace("-", "−")
-
-
-def whole(share: float) -> str:
-    """A share as a whole percentage."""
-    return f"{100 * share:.0f}\u00a0%"
-
-
-def nats(value: float, sign: str = "+") -> str:
-    """A loss or its change with two decimals."""
-    return f"{value:{sign}.2f}".replace("-", "−")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: «1 sample», «2 samples»."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

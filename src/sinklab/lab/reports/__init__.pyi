@@ -1,6 +1,5 @@
 from .build import answers as answers
 from .build import report as report
-from .build import summary as summary
 from .drawing import Drawn as Drawn
 from .drawing import Figure as Figure
 from .drawing import draw_all as draw_all

@@ -21,19 +21,25 @@ from sinklab.lab.analysis.answers import (
     Cost,
     Existence,
     Staying,
-    contrast,
     costs,
     exists,
     stays,
 )
 from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.records.info import SO_FAR, of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.samples import FIRST, OTHER
-from sinklab.lab.reports.words import quoted, words_of
+from sinklab.lab.reports.words import quoted
 
 MOST_HOLDERS = 4
+TRACE = ("trace", 'lm.watch("The house stood", new_tokens=32)')
+CURVE = (
+    "curve",
+    'from sinklab.lab.studies.curve.study import masking_curve; masking_curve(lm, "runs/curve")',
+)
+"""what measures an answer: a command, and Python"""
 ARMS = {"none": "none", "top": "sinks", "random": "random", "equal_mass": "equal_mass"}
 """arm of a curve -> its name in the table ``heldout`` of a trace"""
 
@@ -43,7 +49,7 @@ def answers_of(study: Any) -> Answers:
     if study.layers:
         found = [_exists(study), _stays(study)]
     else:
-        said = f"Not measured; this measures it: `{command_of(study, 'exist')}`."
+        said = f"Not measured; this measures it: `{command_of(study, *TRACE)}`."
         found = [Answer(question, "not measured", said) for question in ("exist", "stay")]
     return Answers(study.label, (*found, _costs(study)))
 
@@ -70,7 +76,11 @@ def _stays(study: Any) -> Answer:
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
     strongest_S, strong_S, ruled_S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
-    return Existence(strongest_S, strong_S, ruled_S, 1 / float(seen["positions"].mean()))
+    even, added = 1 / float(seen["positions"].mean()), np.nan
+    if study.sink_count:
+        added = float(study.over("layer")["added_share"].mean())
+    heads = len(study.layers) * len(study.heads)
+    return Existence(strongest_S, strong_S, ruled_S, even, heads=heads, added=added)
 
 
 def _staying(study: Any) -> Staying:
@@ -101,7 +111,7 @@ def _costs(study: Any) -> Answer:
         controls = {
             kind: one.masked - one.clean for kind, one in changes.items() if one is not None
         }
-    return costs(own, controls, command_of(study, "cost"))
+    return costs(own, controls, command_of(study, *CURVE))
 
 
 def _cost(study: Any) -> Cost | None:
@@ -111,28 +121,30 @@ def _cost(study: Any) -> Cost | None:
     clean, arms = blocked_at(study.heldout)
     if arms.empty:
         return None
-    sinks, delta, beyond = arms.loc["sinks"], mean_over([]), mean_over([])
+    sinks, found = arms.loc["sinks"], [mean_over([])] * 3
     if "losses" in arms:
-        delta = mean_over(np.subtract(sinks["losses"], clean["losses"]))
-        if "random" in arms.index:
-            beyond = mean_over(np.subtract(sinks["losses"], arms["losses"]["random"]))
+        by_arm = dict(arms["losses"]) | {"": clean["losses"]}
+        nothing = sinks["losses"][:0]
+        for place, name in enumerate(("", "random", "equal_mass")):
+            mine = sinks["losses"] if name in by_arm else nothing
+            found[place] = mean_over(np.subtract(mine, by_arm.get(name, nothing)))
+    delta, beyond, beyond_equal = found
     others: dict[str, Any] = {
         name: float(arms["delta"].get(name, np.nan)) for name in ("random", "equal_mass")
     }
     if "grown" in arms:
         others |= {"grown_R": np.asarray(sinks["grown"]), "grown_at": sinks["grown_at"]}
     losses = float(clean["loss"]), float(sinks["loss"])
+    others["beyond_equal"] = beyond_equal
     return Cost(int(sinks["k"]), *losses, delta, beyond, **others)
 
 
-def command_of(study: Any, name: str) -> str:
-    """The command that measures the numbers of a card of the page, or Python if no command can load
-    the model.
-    """
-    model, words = study.run.info.model, words_of("story", name)
+def command_of(study: Any, command: str, python: str) -> str:
+    """The command that measures something of the model of a run, or Python if none can load it."""
+    model = study.run.info.model
     if model.get("wrapped"):
-        return str(words["python"])
-    return str(words["command"]).replace("{name}", shlex.quote(str(model.get("name", "MODEL"))))
+        return python
+    return f"sinklab {command} --model {shlex.quote(str(model.get('name', 'MODEL')))}"
 
 
 def contrast_of(studies: Iterable[Any]) -> str:

@@ -1,7 +1,9 @@
-"""From run folders to report.html: content of the page, as data; page.jinja makes its markup."""
+"""From run folders to report.html: what stands on the page, as data, for page.jinja."""
 
 import math
-from collections.abc import Sequence
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -9,17 +11,17 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from sinklab.core.sinks import Rule
-from sinklab.lab.analysis import Answers, holm, mean_over
-from sinklab.lab.analysis.answers import CONTROLS
+from sinklab.lab.analysis import Answers, holm
+from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.files import counted
-from sinklab.lab.records.reading import Run
+from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
-from sinklab.lab.reports import sentences as say
 from sinklab.lab.reports.answered import contrast_of
-from sinklab.lab.reports.drawing import Figure, printed
+from sinklab.lab.reports.figures import typical_head
 from sinklab.lab.reports.inline import Picture, picture
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
@@ -29,22 +31,38 @@ from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import asset, printable
 from sinklab.lab.reports.tables import (
     compare,
+    measures_table,
+    outcome_table,
+    over_seeds,
     rules_table,
-    twins_table,
     write_tables,
 )
 from sinklab.lab.reports.training import Training
-from sinklab.lab.reports.words import coded, interval, number, percent, tipped, words_of
+from sinklab.lab.reports.words import number, percent
 
 SHOWN_TOKENS = 15
-# The rest of a page is its script, figures, sentences and tables.
+# The rest of a page is its script, figures and tables.
 ARRAYS = 0.89
-SMALL = 500_000
-"""characters of the arrays of a study below which a page leaves out pictures of single
-statistics
-"""
 MOST = 12
 """samples whose texts are shown; more stand behind a line"""
+PICTURES = {"exist": "sink_share", "stay": "sink_paths", "cost": "heldout_loss"}
+"""question -> the figure of its card"""
+OUTCOME = {
+    "variant": "variant",
+    "seed": "seed",
+    "heldout_loss": "held-out loss",
+    "low": "low",
+    "high": "high",
+    "takeover_step": "added sinks take over",
+    "emergence_step": "half of the heads have a sink",
+    "sink_share": "share of added sinks",
+    "mobility": "mobility",
+    "text_sinks": "sinks in the text",
+}
+"""columns of the outcome of training runs -> as the page has them"""
+
+Part = dict[str, Any]
+"""A part of the page below the explorer: anchor, cards, title, how."""
 
 
 @dataclass(frozen=True)
@@ -71,247 +89,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Card:
-    """One finding: its pictures, its sentences, and its numbers."""
+    """One finding: its picture and its numbers."""
 
     title: str
     anchor: str = ""
     how: str = ""
-    sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     texts: Sequence[Any] | None = None
     """the texts written, a list of rows per sample; empty if none was kept"""
-
-
-Part = dict[str, Any]
-"""A part of the page below the findings: anchor, cards, title, how, sentences."""
-
-
-def _measure(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:,.0f}" if value == int(value) else number(value)
-
-
-def _token(label: str) -> str:
-    return label if label in (MASK, ADDED) else printable(label, 40)
-
-
-def named_part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
-    """The part of the page with this name in cards.toml, which has its title."""
-    return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of(
-        "parts", anchor
-    )
-
-
-def what_was_run(runs: dict[str, Run]) -> Part:
-    """The part with the facts of runs, by their labels."""
-    cards = []
-    for label, run in runs.items():
-        info = run.info
-        of_run: dict[str, Any] = {
-            "folder": run.path.name,
-            "created": info.created,
-            "status": info.status,
-        }
-        of_run |= {"seed": info.seed, "versions": info.versions}
-        tables = [
-            _facts(info.model),
-            _facts(info.settings, "settings"),
-            _facts(of_run, "run"),
-        ]
-        cards.append(Card(label, tables=tables))
-    return named_part("runs", cards)
-
-
-def _facts(facts: dict[str, Any], summary: str = "") -> Table:
-    known = {name: _shown(value) for name, value in facts.items() if value is not None}
-    return Table(pd.Series(known).to_frame(), summary)
-
-
-def measured(kind: str, runs: list[Any]) -> Part:
-    """The cards of cards.toml, of the runs that have the data they show."""
-    # One part, so that the style packs short and tall cards below each other.
-    rows = words_of("cards", kind).items()
-    found = [_card(kind, name, row, runs) for name, row in counted("drawing", rows, len(rows))]
-    return named_part("measured", [card for card in found if card is not None])
-
-
-def _card(kind: str, name: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
-    """The card of a figure; None without sentences and figure (for training runs, without a
-    figure).
-    """
-    title = row["title"]
-    figure: Figure = registered[name]
-    if kind == "study":
-        runs = [run for run in runs if say.has_data(run, name)]
-    pictures = picture(name, runs, title, name) if runs else []
-    sentences = say.told_of(runs, *row.get("told", ()))
-    sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
-    if not pictures and (kind == "training" or not sentences):
-        return None
-    tables = []
-    if pictures and row.get("numbers", True):
-        tables.append(Table(printed(pictures[0].numbers), "numbers"))
-    return Card(title, name, figure.words, sentences, tables, pictures)
-
-
-def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
-    """The verdicts: each statement with its run and its answer, whether it holds, the sentence.
-
-    They are corrected for the number of all on the page.
-    """
-    found = [(study, verdict) for study in studies if study.layers for verdict in study.verdicts]
-    corrected = holm([verdict for _, verdict in found])
-    return [
-        (
-            say.told("answer", study, verdict, len(studies) == 1)[0],
-            verdict.holds,
-            " ".join([verdict.sentence, *say.told("beside", study, verdict.name)]),
-        )
-        for (study, _), verdict in zip(found, corrected, strict=True)
-    ]
-
-
-def parts_of(runs: list[Any], *, is_small: bool = False) -> list[Part]:
-    """Everything below the findings, in reading order; the facts of the runs close the page. A
-    small one has fewer pictures.
-    """
-    if isinstance(runs[0], Training):
-        parts = _of_trainings(runs)
-    else:
-        parts = _of_studies(runs, is_small=is_small)
-    parts.append(what_was_run({run.label: run.run for run in runs}))
-    return [part for part in parts if part["cards"]]
-
-
-def _of_studies(studies: list[Study], *, is_small: bool) -> list[Part]:
-    recorded = [study for study in studies if study.layers]
-    known = [study for study in recorded if study.sink_tokens is not None]
-    side_by_side, others = [], list[Card]()
-    if len(recorded) == 2:
-        side_by_side.append(Card("", tables=[_measures(compare(*recorded))]))
-    if not is_small:
-        others = _recorded_cards(recorded)
-    beside = [
-        Card(
-            run.label,
-            tables=[_measures(twins_table(run).rename(columns=CONTROLS))],
-        )
-        for run in recorded
-        if run.twins
-    ]
-    rules = [Card(run.label, tables=[_rules(run)]) for run in recorded]
-    tokens = [Card(run.label, tables=_token_tables(run)) for run in known]
-    return [
-        measured("study", studies),
-        named_part("compared", side_by_side),
-        named_part("twins", beside),
-        named_part("tokens", tokens, say.told_of(known, "tokens", "explained")),
-        named_part("rules", rules),
-        named_part("statistics", others),
-        named_part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
-    ]
-
-
-def _recorded_cards(studies: list[Study]) -> list[Card]:
-    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among
-    them.
-    """
-    cards: list[Card] = []
-    for study in studies:
-        for name in recorded_statistics(study):
-            title = f"{study.label}: {name}" if len(studies) > 1 else name
-            place = f"statistic-{len(cards) + 1}"
-            drawn = picture("statistics", study, f"{title} by layer and step", place, only=name)
-            cards.append(Card(title, place, words_of_statistic(name), pictures=drawn))
-    return cards
-
-
-def _measures(frame: pd.DataFrame) -> Table:
-    """A table of `sinklab.lab.reports.tables.measures`, without columns that are empty."""
-    return Table(frame.set_index("measure").dropna(axis=1, how="all").map(_measure))
-
-
-def _rules(study: Study) -> Table:
-    rules = rules_table(study).set_index("rule")
-    cells = {
-        "sinks per head": rules["sinks_per_head"].map(number),
-        "tokens that are none": rules["filtered"].map(percent),
-        "attention on them": rules["absorbed"].map(percent),
-        "agreement": rules["agreement"].map(percent),
-    }
-    return Table(pd.DataFrame(cells))
-
-
-def _token_tables(study: Study) -> list[Table]:
-    tables = []
-    counted = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
-    for name, found in counted.items():
-        frame = found.head(SHOWN_TOKENS)
-        labels = frame["label"].rename(name)
-        if name == "token":
-            labels = labels.map(_token)
-        cells = {
-            "events": frame["events"].map("{:,.0f}".format),
-            "frequency": frame["frequency"].map(Share),
-            "occupancy": frame["occupancy"].map(Share),
-            "enrichment": frame["enrichment"].map(lambda value: f"{number(value)}×"),
-        }
-        tables.append(Table(pd.DataFrame(cells).set_index(labels)))
-    return tables
-
-
-def _texts(study: Study) -> list[list[dict[str, Any]]]:
-    """Texts written for every prompt, under each number of blocked sinks: a list of rows per
-    sample.
-    """
-    frame = study.generations
-    if frame is None:
-        return []
-    frame = frame.reindex(columns=["sample", "prompt", "completion", "masked_sinks", "idle"])
-    frame = frame.astype(object).where(frame.notna(), "")
-    return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
-
-
-def _of_trainings(trainings: list[Training]) -> list[Part]:
-    column = "added_share" if any(run.sink_count for run in trainings) else "text_share"
-    shares = [100 * run.facts[column].max() for run in trainings if len(run.facts)]
-    top = max(shares, default=None)
-    cards = []
-    for place, run in enumerate(trainings):
-        # all maps of the page have one scale
-        drawn = (
-            picture(name, run, f"{row['title']}, {run.label}", f"{name}-{place + 1}", top=top)
-            for name, row in words_of("cards", "each").items()
-        )
-        pictures = [each for some in drawn for each in some]
-        if pictures:
-            cards.append(Card(run.label, f"run-{place + 1}", pictures=pictures))
-    outcome = named_part("outcome", [Card("", tables=[_outcome(trainings)])])
-    return [outcome, measured("training", trainings), named_part("each", cards)]
-
-
-def _outcome(trainings: list[Training]) -> Table:
-    rows = []
-    for run in trainings:
-        loss = run.loss or mean_over([])
-        row: dict[str, Any] = {"run": run.label, "variant": run.variant, "seed": run.run.info.seed}
-        row |= {"held-out loss": number(loss.value, 4), "95 % interval": interval(loss)}
-        row |= {"against plain": "", "share of added sinks": "", "from step": ""}
-        _, gap = say.beside_plain(run, trainings)
-        if gap is not None:
-            row["against plain"] = say.signed(gap)
-        # NaN if no sink monitor measured it
-        last = run.over("step").reindex(columns=["added_share", "mobility", "text_sinks"]).tail(1)
-        share, *others = last.mean()
-        if run.sink_count:
-            row["share of added sinks"] = percent(share)
-        if run.sink_count and not run.facts.empty:
-            row["from step"] = "never" if run.takeover is None else str(run.takeover)
-        row |= zip(("mobility", "sinks in the text"), map(number, others), strict=True)
-        rows.append(row)
-    return Table(pd.DataFrame(rows).set_index("run"))
 
 
 def report(
@@ -341,8 +127,7 @@ def report(
             the tokens. Steps with fewer than 8 of them count as if they had not been recorded.
         tables: formats of the tables in the folder of this name; empty writes none.
         megabytes: how large the part of each study on the page may be. A larger page holds more
-            samples, and more keys of every head; it states its extent. One of less than half a
-            megabyte leaves out the pictures of statistics that have no figure of their own.
+            samples, and more keys of every head; it states its extent.
 
     Raises:
         ValueError: when there is no run, for runs of another kind, and for studies and training
@@ -360,35 +145,9 @@ def report(
     for place in (folder, folder / "tables"):
         remove_half_written(place)
     written = write_tables(readers, folder / "tables", tables) if tables else []
-    return plain_page(folder / "report.html", **content, written=len(written))
-
-
-def plain_page(
-    path: Path, *, title: str, lead: str, parts: Sequence[Part], version: str = "", **more: Any
-) -> Path:
-    """Write a page that loads nothing, without a script unless ``more`` has one. Returns its path.
-
-    Args:
-        path: of the file.
-        title: of the page.
-        lead: a summary of the page, below the title.
-        parts: the sections below that, in reading order.
-        version: of sinklab.
-        more: what pages of runs have besides, by its name in page.jinja.
-    """
-    nothing = ("sentences", "story", "verdicts", "status", "contrast", "explored", "script")
-    content = dict.fromkeys(nothing, "") | {"allowed": "'none'", "written": 0} | more
-    page = _templates().get_template("page.jinja")
-    text = page.render(content, title=title, lead=lead, parts=parts, version=version).lstrip()
-    write_text(path, text)
-    return path
-
-
-def summary(runs: Runs, *, rule: Rule | str | None = None) -> list[str]:
-    """The findings of the page below its answers, a sentence each. Raises ValueError like
-    ``report``.
-    """
-    return say.in_short(as_shown(runs, rule=rule))
+    page = _templates().get_template("page.jinja").render(content, written=len(written))
+    write_text(folder / "report.html", page.lstrip())
+    return folder / "report.html"
 
 
 def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str]:
@@ -402,73 +161,282 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 
 def _content(runs: list[Any], budget: int) -> dict[str, Any]:
-    """The content of page.jinja except the parts beside it; ``budget``: characters of the arrays of
-    each study.
-    """
-    words = words_of("page", runs[0].kind)
+    """What page.jinja shows; ``budget``: characters of the arrays of each study."""
+    kind = runs[0].kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    about = ["status", "edited"]
+    head = {name: text.replace("{names}", names) for name, text in words(kind).items()}
+    content: dict[str, Any] = dict.fromkeys(("story", "contrast", "explored", "script"), "")
     if isinstance(runs[0], Study):
-        about += ["reading", "chosen"]
-        content = _explored(runs, budget)
+        content |= _explored(runs, budget)
     else:
-        content = {"parts": parts_of(runs)}
-    return content | {
-        "title": words["title"].replace("{names}", names),
-        "lead": words["lead"].replace("{names}", names),
-        "sentences": say.in_short(runs),
-        "status": [line for run in runs for name in about for line in say.told(name, run)],
-        "version": runs[0].run.info.versions.get("sinklab", ""),
-    }
+        content |= {"parts": _parts_of_trainings(runs), "allowed": "'none'"}
+    content["parts"].append(_part("runs", [_what_was_run(run) for run in runs]))
+    content["parts"] = [part for part in content["parts"] if part["cards"]]
+    version = runs[0].run.info.versions.get("sinklab", "")
+    return head | content | {"status": [*map(_status, runs)], "version": version}
+
+
+def _status(run: Any) -> str:
+    """What to know of a run before anything else: whether it ended, and its edits."""
+    info, said = run.run.info, []
+    if info.status != "complete":
+        ended = "was interrupted"
+        if info.status != "interrupted":
+            ended = "did not finish, or is still running"
+        why = f": {info.error}" if info.error else ""
+        said.append(
+            f"The run of {run.label} {ended}{why}. What it had written until then is shown."
+        )
+    if info.settings.get("edits"):
+        edits = " and ".join(info.settings["edits"])
+        said.append(
+            f"{run.label} was written under {edits}: its numbers are those of the edited model."
+        )
+    return " ".join(said)
+
+
+def _notes(study: Study) -> list[str]:
+    """How a study has to be read, where that is not plain."""
+    said, chosen = [], study.chosen_keys
+    if study.layers and study.reading == SO_FAR:
+        said.append(
+            f"Attention in {study.label} is the mean weight that all queries so far give a key; "
+            "keys that fewer than max(8, S/3) of the S queries see are left out."
+        )
+    if chosen:
+        share = ""
+        if not math.isnan(chosen.share):
+            share = f"; {percent(chosen.share)} of them are sinks by the page's reading"
+        said.append(
+            f"The keys that were blocked in {study.label} were chosen by {chosen.by}{share}."
+        )
+    return said
 
 
 def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
-    """The content of a page that studies alone have, and their parts."""
-    parts, data = parts_of(studies, is_small=budget < SMALL), payload(studies, budget)
+    """What a page of studies alone has, and their parts."""
+    data = payload(studies, budget)
     explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
-    shown = list(explored.values())
-    if len(studies) > 1:
-        shown = [f"{label}: {words}" for label, words in explored.items()]
+    shown = [
+        f"{label}: {words}" if len(studies) > 1 else words for label, words in explored.items()
+    ]
+    shown += [note for study in studies for note in _notes(study)]
+    parts = _parts_of_studies(studies)
     return {
         "parts": parts,
-        "story": _story(studies, list(explored), parts),
+        "story": [_answered(question, studies, [*explored], parts[0]) for question in QUESTIONS],
         "contrast": contrast_of(studies),
-        "verdicts": judged(studies),
-        "explored": " ".join(shown),
+        "explored": " ".join(shown) if explored else "",
         "allowed": f"'sha256-{script_hash()}'",
         "script": f"{data_block(data)}\n<script>{script()}</script>",
     }
 
 
-def _story(studies: list[Study], shown: list[str], parts: list[Part]) -> list[dict[str, Any]]:
-    """The opening of the page, with pictures: those of cards below are drawn once."""
-    cards = [card for part in parts for card in part["cards"]]
-    drawn = {one.figure: one for card in cards for one in card.pictures}
-    story = say.story_of(studies, shown)
-    for one in story:
-        found = drawn.get(one["figure"])
-        one["picture"] = None
-        if found is not None:
-            one["picture"] = replace(found, place=one["anchor"], words=one["title"])
-        elif one["runs"]:
-            for new in picture(one["figure"], one["runs"], one["title"], one["anchor"]):
-                one["picture"] = new
-    return story
+def _answered(question: str, studies: list[Study], shown: list[str], drawn: Part) -> dict[str, Any]:
+    """One of the three cards that open the page: the answer of each run, word for word that of
+    `Study.answers`, and a picture if one can be drawn.
+
+    Args:
+        question: one of `QUESTIONS`.
+        studies: the runs.
+        shown: labels of those in the explorer.
+        drawn: the part of the page with pictures; none is drawn twice.
+    """
+    name, title, place = PICTURES[question], QUESTIONS[question], f"story-{question}"
+    runs = [run for run in studies if _has_data(run, name)]
+    explored = [run for run in runs if run.label in shown][:2]
+    link = name
+    if question != "cost" and explored:
+        # the heads that the picture shows, or those of the strongest sinks
+        heads = [
+            typical_head(run) if question == "stay" else run.measured.strongest for run in explored
+        ]
+        views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
+        fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
+        link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
+    pictures = [
+        replace(one, place=place, words=title)
+        for card in drawn["cards"]
+        for one in card.pictures
+        if one.figure == name
+    ]
+    if runs and not pictures:
+        pictures = picture(name, runs, title, place)
+    said = [
+        (run.label if len(studies) > 1 else "", run.answers[question].sentence) for run in studies
+    ]
+    return {"title": title, "sentences": said, "pictures": pictures[:1], "link": f"#{link}"}
 
 
-@lru_cache(maxsize=1)
-def _templates() -> Environment:
-    """The pages of this folder, with their filters and style."""
-    pages = Environment(
-        loader=FunctionLoader(asset),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
-    pages.filters |= {"coded": coded, "tipped": tipped}
-    pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
-    return pages
+def _has_data(run: Study, figure: str) -> bool:
+    """Whether a study has what a figure of the page shows: held-out losses, or attention."""
+    if figure == "heldout_loss":
+        return run.heldout is not None
+    return bool(run.layers)
+
+
+def _part(anchor: str, cards: Iterable[Card]) -> Part:
+    """The part of the page with this name in page.toml, which has its title."""
+    return {"anchor": anchor, "how": "", "cards": [*cards]} | words("parts")[anchor]
+
+
+def _figures(kind: str, runs: list[Any]) -> Part:
+    """The part with the figures that page.toml names, of the runs that have the data they show."""
+    cards = []
+    rows = words("figures")[kind].items()
+    for name, title in counted("drawing", rows, len(rows)):
+        able = [run for run in runs if kind == "training" or _has_data(run, name)]
+        drawn = picture(name, able, title, name) if able else []
+        if drawn:
+            cards.append(Card(title, name, registered[name].words, pictures=drawn))
+    return _part("measured", cards)
+
+
+def _parts_of_studies(studies: list[Study]) -> list[Part]:
+    recorded = [study for study in studies if study.layers]
+    known = [study for study in recorded if study.sink_tokens is not None]
+    # corrected for all that stand on the page
+    verdicts = iter(holm([one for study in recorded for one in study.verdicts]))
+    numbers = []
+    if len(recorded) == 2:
+        frame = _spans(compare(*recorded), "95 % interval of the difference")
+        numbers.append(Card("Side by side", tables=[Table(frame)]))
+    for study in recorded:
+        judged = [next(verdicts) for _ in study.verdicts]
+        numbers.append(Card(study.label, tables=[Table(_spans(measures_table(study, judged)))]))
+    return [
+        _figures("study", studies),
+        _part("numbers", numbers),
+        _part("tokens", [Card(run.label, tables=_token_tables(run)) for run in known]),
+        _part("rules", [Card(run.label, tables=[_rules(run)]) for run in recorded]),
+        _part("statistics", _recorded_cards(recorded)),
+        _part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
+    ]
+
+
+def _spans(frame: pd.DataFrame, title: str = "95 % interval") -> pd.DataFrame:
+    """A table of measures as it is written: low and high as one column, no empty column."""
+    ends = frame.pop("low"), frame.pop("high")
+    known = ends[0].notna()
+    spans = [
+        f"{_measure(low)} … {_measure(high)}" if is_known else ""
+        for low, high, is_known in zip(*ends, known, strict=True)
+    ]
+    shown = frame.set_index("measure").map(_measure)
+    if known.any():
+        after = shown.columns.get_indexer(["value", "difference"]).max()
+        shown.insert(int(after) + 1, title, spans)
+    return shown.loc[:, (shown != "").any()]
+
+
+def _measure(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if value == int(value) else number(value)
+
+
+def _recorded_cards(studies: list[Study]) -> list[Card]:
+    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among
+    them.
+    """
+    cards: list[Card] = []
+    for study in studies:
+        for name in recorded_statistics(study):
+            title = f"{study.label}: {name}" if len(studies) > 1 else name
+            place = f"statistic-{len(cards) + 1}"
+            drawn = picture("statistics", study, f"{title} by layer and step", place, only=name)
+            cards.append(Card(title, place, words_of_statistic(name), pictures=drawn))
+    return cards
+
+
+def _rules(study: Study) -> Table:
+    rules = rules_table(study).set_index("rule")
+    cells = {
+        "sinks per head": rules["sinks_per_head"].map(number),
+        "tokens that are none": rules["filtered"].map(percent),
+        "attention on them": rules["absorbed"].map(percent),
+        "agreement": rules["agreement"].map(percent),
+    }
+    return Table(pd.DataFrame(cells))
+
+
+def _token_tables(study: Study) -> list[Table]:
+    tables = []
+    found = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
+    for name, frame in found.items():
+        frame = frame.head(SHOWN_TOKENS)
+        labels = frame["label"].rename(name)
+        if name == "token":
+            labels = labels.map(
+                lambda label: label if label in (MASK, ADDED) else printable(label, 40)
+            )
+        cells = {
+            "events": frame["events"].map("{:,.0f}".format),
+            "frequency": frame["frequency"].map(Share),
+            "occupancy": frame["occupancy"].map(Share),
+            "enrichment": frame["enrichment"].map(lambda value: f"{number(value)}×"),
+        }
+        tables.append(Table(pd.DataFrame(cells).set_index(labels)))
+    return tables
+
+
+def _texts(study: Study) -> list[list[dict[str, Any]]]:
+    """Texts written for every prompt, under each number of blocked sinks: a list of rows per
+    sample.
+    """
+    frame = study.generations
+    if frame is None:
+        return []
+    frame = frame.reindex(columns=["sample", "prompt", "completion", "masked_sinks", "idle"])
+    frame = frame.astype(object).where(frame.notna(), "")
+    return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
+
+
+def _parts_of_trainings(trainings: list[Training]) -> list[Part]:
+    column = "added_share" if any(run.sink_count for run in trainings) else "text_share"
+    shares = [100 * run.facts[column].max() for run in trainings if len(run.facts)]
+    top = max(shares, default=None)
+    cards = []
+    for place, run in enumerate(trainings):
+        # all maps of the page have one scale
+        drawn = [
+            one
+            for name, title in words("figures")["each"].items()
+            for one in picture(name, run, f"{title}, {run.label}", f"{name}-{place + 1}", top=top)
+        ]
+        if drawn:
+            cards.append(Card(run.label, f"run-{place + 1}", pictures=drawn))
+    outcome = pd.concat([outcome_table(run).assign(run=run.label) for run in trainings])
+    outcome = outcome.reindex(columns=["run", *OUTCOME]).rename(columns=OUTCOME)
+    against = over_seeds(trainings)
+    tables = [Table(outcome.set_index("run").astype(object).map(_outcome))]
+    if len(against):
+        tables.append(Table(against.set_index("variant").astype(object).map(_outcome)))
+    return [
+        _part("outcome", [Card("", tables=tables)]),
+        _figures("training", trainings),
+        _part("each", cards),
+    ]
+
+
+def _outcome(value: Any) -> str:
+    if value is None or value is pd.NA or value != value:
+        return ""
+    return number(value, 4) if isinstance(value, float) else str(value)
+
+
+def _what_was_run(run: Any) -> Card:
+    """The facts of a run: its model, its settings, and when and where it was made."""
+    info = run.run.info
+    about = {"folder": run.run.path.name, "created": info.created, "status": info.status}
+    about |= {"seed": info.seed, "versions": info.versions}
+    tables = []
+    for summary, facts in (("", info.model), ("settings", info.settings), ("run", about)):
+        known = {name: _shown(value) for name, value in facts.items() if value is not None}
+        tables.append(Table(pd.Series(known).to_frame(), summary))
+    return Card(run.label, tables=tables)
 
 
 def _shown(value: Any) -> str:
@@ -481,3 +449,49 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and value >= 10_000:
         return f"{value:,}"
     return str(value)
+
+
+@lru_cache(maxsize=1)
+def _words() -> dict[str, Any]:
+    return tomllib.loads(asset("page.toml"))
+
+
+def words(about: str) -> dict[str, Any]:
+    """A table of page.toml."""
+    return _words()[about]
+
+
+def tipped(text: str) -> Markup:
+    """A sentence as HTML code: text between backticks as code, and each word of the glossary with
+    its meaning at its first place outside code.
+    """
+    glossary, seen = words("glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(glossary[word])}">{match[0]}</abbr>'
+
+    coded = re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    known = re.compile(rf"(?<![\w-])({'|'.join(glossary)})s?\b(?!-)", re.IGNORECASE)
+    pieces = re.split("(<code>.*?</code>)", coded)
+    return Markup(
+        "".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces)
+    )
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    """The page of this folder, with its filter and style."""
+    pages = Environment(
+        loader=FunctionLoader(asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    pages.filters["tipped"] = tipped
+    pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
+    return pages

@@ -20,7 +20,6 @@ import numpy as np
 from sinklab.lab.analysis.movement import at_key
 from sinklab.lab.analysis.tokens import AGES
 from sinklab.lab.reports.samples import Sample
-from sinklab.lab.reports.sentences import told
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import THEMES, asset
 
@@ -138,8 +137,34 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
         _add_heads(content, sample, (budget - used) // max(fits - len(samples), 1) - _used(content))
         samples.append(content)
         used += _used(content)
-    (shown,) = told("shown", samples=samples, recorded=len(study.recorded))
+    shown = _extent(samples, len(study.recorded)) if samples else "No attention was recorded."
     return {"samples": samples, "vocabulary": [*vocabulary][:MOST_TOKENS], "shown": shown}
+
+
+def _extent(samples: list[dict[str, Any]], recorded: int) -> str:
+    """How much of a run the explorer holds, in words: of several samples the coarsest."""
+    stride = max(one["stride"] for one in samples)
+    ranks = [one["ranks"] for one in samples if "ranks" in one]
+    left_out = dict.fromkeys(name for one in samples for name in one.get("left_out", ()))
+    keys = "every key of every recorded head"
+    if ranks:
+        keys = f"every key of the mean over heads, and the {min(ranks)} greatest of each head"
+        keys += "" if len(ranks) == len(samples) else f" in {len(ranks)} of them"
+    parts = [
+        f"{len(samples)} of {recorded} samples" if recorded > 1 else "One sample",
+        "every recorded step" if stride == 1 else f"one recorded step in {stride}",
+        *(keys, *(f"no {name}" for name in left_out)),
+    ]
+    is_part = len(samples) != recorded or stride != 1 or ranks or left_out
+    scale = max((one["scale"] for one in samples), key=lambda scale: scale["high"])
+    norms = [one[name]["error"] for one in samples for name in NORMS.values() if name in one]
+    within = f"; norms within {100 * max(norms):.1f} %" if norms else ""
+    return (
+        f"{', '.join(parts)}. {'A larger page (megabytes) holds more. ' if is_part else ''}"
+        f"Received attention is stored in {scale['levels']} logarithmic levels from "
+        f"{2 ** scale['low']:.2g}× to {2 ** scale['high']:g}× an even share, each within "
+        f"{100 * scale['error']:.1f} %{within}. The run folder holds the numbers as recorded."
+    )
 
 
 def _used(content: dict[str, Any]) -> int:

@@ -16,12 +16,22 @@ from sinklab.lab.reports.answered import curve_of
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import FREE, Training, variant
-from sinklab.lab.reports.words import words_of
 
 Runs = Iterable[Run | Reader] | Run | Reader
 
 READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 """kinds of run that have a page"""
+MAKE = {
+    "study": "make one with sinklab.lab.studies.trace.study.study or `sinklab trace`",
+    "training": "make one with sinklab.lab.training.train or `sinklab train`",
+    "curve": "make one with `sinklab curve`",
+}
+"""kind of run -> what makes one"""
+LOOK = {
+    "curve": "its table and figure lie in the folder above it",
+    "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it",
+}
+"""kind of run without a page -> where to look"""
 
 
 def as_shown(
@@ -71,8 +81,7 @@ def as_shown(
                 f"{run.path} of kind {found!r}. Make a report of each kind."
             )
         if found != expected:
-            kinds = words_of("kinds", "")
-            remedy = kinds.get(found, {}).get("look") or kinds.get(expected, {}).get("make", "")
+            remedy = LOOK.get(found) or MAKE.get(expected, "")
             raise ValueError(
                 f"This shows runs of kind {expected!r}: {run.path} is of kind "
                 f"{found!r}{remedy and '; '}{remedy}."

@@ -26,7 +26,6 @@ from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
-from sinklab.lab.reports.findings import controls_of
 from sinklab.lab.reports.measured import Measured, found_of
 from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
 
@@ -168,8 +167,6 @@ class Study(Reader):
 
     answers = cached_property[Answers](answers_of)
     """Answers of the study to the three questions of its page."""
-    in_controls = cached_property[dict[str, str]](controls_of)
-    """Numbers of the controls for each stated number and each verdict, by name."""
 
     @cached_property
     def samples(self) -> Samples:

@@ -14,7 +14,9 @@ import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.analysis.estimates import FEWEST, jackknife
+from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
+from sinklab.lab.analysis.sentences import CONTROLS
+from sinklab.lab.analysis.verdicts import Verdict
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
@@ -42,6 +44,32 @@ def outcome_table(run: Training) -> pd.DataFrame:
     return pd.DataFrame([row]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
 
 
+def over_seeds(trainings: Sequence[Training]) -> pd.DataFrame:
+    """The held-out loss of each variant less that of plain, of the same seed and on the same rows:
+    variant, less, mean, low and high (over seeds; of a single one over rows), seeds, and a verdict,
+    which takes 6 seeds.
+    """
+    rows = []
+    plain = [run for run in trainings if run.variant == "plain"] or [*trainings[:1]]
+    by_seed = {run.run.info.seed: run for run in plain}
+    for variant in dict.fromkeys(run.variant for run in trainings if run not in plain):
+        pairs = [
+            (run, by_seed.get(run.run.info.seed, plain[0]))
+            for run in trainings
+            if run.variant == variant and run not in plain
+        ]
+        gaps = [gap for run, other in pairs if (gap := run.against(other)) is not None]
+        if not gaps:
+            continue
+        found = mean_over([gap.value for gap in gaps], fewest=SEEDS)
+        word = {True: "worse", False: "better", None: "inconclusive"}[found.above()]
+        row = {"variant": variant, "less": plain[0].variant, "mean": found.value}
+        ends = found if found.samples > 1 else gaps[0]
+        row |= {"low": ends.low, "high": ends.high, "seeds": found.samples}
+        rows.append(row | {"verdict": word if found.is_interval else f"takes {SEEDS} seeds"})
+    return pd.DataFrame(rows)
+
+
 def written(run: Training, name: str) -> pd.DataFrame:
     """A table of the run as it is; empty if it was not written."""
     found = run.table(name)
@@ -58,6 +86,14 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
 
 MARKDOWN_ROWS = 60
 TEXT_SINK = "greatest text sink"
+MOBILITY = "(0 static, 1 moving)"
+BY_CLASS = "attention explained by class of token, %"
+SHORT = "value norm, text sinks over other text"
+VERDICTS: Mapping[bool, Mapping[bool | None, str]] = {
+    True: {True: "seen", False: "not seen", None: "inconclusive"},
+    False: {True: "holds", False: "does not hold", None: "inconclusive"},
+}
+"""whether it is a failure signature -> whether it holds -> the word"""
 
 
 def tokens_table(study: Study) -> pd.DataFrame:
@@ -105,14 +141,46 @@ def curve_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
 
 
-def twins_table(study: Study) -> pd.DataFrame:
-    """Measures of a study, column ``trained``, beside those of its controls; no row if there are
-    none.
+def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> pd.DataFrame:
+    """What was measured, a row each, and the verdicts: measure, value, low and high (the ends of
+    the 95 % interval over samples, the jackknife's), the value of each control, and verdict.
+
+    Args:
+        study: the run.
+        verdicts: its verdicts, if they are corrected for more than their own number.
     """
-    if not study.twins:
-        return pd.DataFrame()
-    frame = _side_by_side(("trained", *study.twins), (study, *study.twins.values())).drop("samples")
-    return frame.rename_axis("measure").reset_index()
+    controls = {CONTROLS[kind]: twin for kind, twin in study.twins.items()}
+    frame = _side_by_side(("value", *controls), (study, *controls.values()))
+    frame = frame.dropna(subset="value").join(_intervals(study))
+    frame["verdict"] = pd.Series(_verdicts(study), dtype=object)
+    rows = [{"measure": name, **row} for name, row in frame.to_dict("index").items()]
+    for place, one in enumerate(study.verdicts if verdicts is None else verdicts):
+        row: dict[str, Any] = {"measure": f"{one.name} (above {100 * one.threshold:g} %), %"}
+        row |= {"value": 100 * one.value, "verdict": VERDICTS[one.signature].get(one.holds)}
+        if one.estimate is not None:
+            ends = np.multiply(100, one.estimate.interval).tolist()
+            row |= dict(zip(("low", "high"), ends, strict=True))
+        row |= {name: 100 * twin.verdicts[place].value for name, twin in controls.items()}
+        rows.append(row)
+    columns = ["measure", "value", "low", "high", *controls, "verdict"]
+    return pd.DataFrame(rows, columns=columns).fillna({"verdict": ""})
+
+
+def _verdicts(study: Study) -> dict[str, str]:
+    """The verdict of the measures that have one: how sinks move, what explains them, and whether
+    their values are short.
+    """
+    if not study.layers:
+        return {}
+    found = {}
+    if study.motion is not None and study.motion.mobility_over.samples:
+        found[f"mobility of the main sink {MOBILITY}"] = study.motion.word
+    if study.explained is not None:
+        found[BY_CLASS] = study.explained.word
+    ratio = study.measured.norm_ratio
+    if ratio.samples:
+        found[SHORT] = {True: "longer", False: "shorter", None: ""}[ratio.above(1)]
+    return {name: word or "inconclusive" for name, word in found.items()}
 
 
 def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFrame:
@@ -126,12 +194,6 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
     return frame[[TEXT_SINK not in name for name in frame.index]]
 
 
-def verdicts_table(study: Study) -> pd.DataFrame:
-    """Verdicts; ``controls``: the numbers of the controls in words, empty if there are none."""
-    shown = [study.in_controls.get(verdict.name, "") for verdict in study.verdicts]
-    return pd.DataFrame(study.verdicts).assign(controls=shown).astype({"holds": "boolean"})
-
-
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "sink_tokens": tokens_table,
     "classes": classes_table,
@@ -141,12 +203,11 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "motion": lambda study: study.measured.motions,
     "rules": rules_table,
     "curve": curve_table,
-    # failure signatures and statements: whether they hold, the number that decides, its threshold
-    "verdicts": verdicts_table,
+    # every measure with interval, controls and verdict; the failure signatures
+    "measures": measures_table,
     # the three questions: word, number, interval, samples, detectable difference, controls,
     # sentence
     "answers": lambda study: study.answers.table,
-    "twins": twins_table,
     # recorded statistics without a figure of their own, those of plug-ins included
     "statistics": statistics_table,
 }
@@ -253,20 +314,24 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     return frame.join(_intervals(one, other)).rename_axis("measure").reset_index()
 
 
-def _intervals(one: Study, other: Study) -> pd.DataFrame:
-    """Columns low and high of the difference of each measure of attention."""
-    prompts = _prompts(one)
-    if len(prompts) < FEWEST or prompts != _prompts(other):
+def _intervals(study: Study, other: Study | None = None) -> pd.DataFrame:
+    """Columns low and high of each measure of attention, or of its difference from that of another
+    run of the same prompts.
+    """
+    samples, names = len(study.recorded), [*_of_attention(study.measured)] if study.layers else []
+    alike = other is None or _prompts(study) == _prompts(other) != []
+    if samples < FEWEST or not alike:
         return pd.DataFrame(columns=["low", "high"], dtype=float)
-    names = [*_of_attention(one.measured)]
 
-    def differences(places: np.ndarray) -> np.ndarray:
-        first, second = (
-            pd.Series(_of_attention(study.measured.of(places))) for study in (one, other)
-        )
-        return (second - first).reindex(names).to_numpy()
+    def measured(places: np.ndarray) -> np.ndarray:
+        found = [
+            pd.Series(_of_attention(one.measured.of(places))).reindex(names).to_numpy(float)
+            for one in (other, study)
+            if one is not None
+        ]
+        return found[-1] if other is None else found[0] - found[1]
 
-    ends = [mean_over(each).interval for each in jackknife(differences, len(prompts))]
+    ends = [mean_over(each).interval for each in jackknife(measured, samples)]
     return pd.DataFrame(ends, index=names, columns=["low", "high"])
 
 
@@ -285,7 +350,7 @@ def measures(study: Study) -> dict[str, float]:
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
         found |= _of_attention(study.measured)
-    return found | _losses(study)
+    return found | _losses(study) | _removals(study) | _activations(study)
 
 
 def _of_attention(measured: Any) -> dict[str, float]:
@@ -303,7 +368,7 @@ def _sinks(measured: Any) -> dict[str, float]:
         "attention on the added sink, %": 100 * means["added_share"],
         "attention on the greatest text position, %": 100 * means["text_share"],
         "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
-        "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
+        SHORT: means["sink_norm"] / means["rest_norm"],
         "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
     }
 
@@ -316,7 +381,7 @@ def _motion(measured: Any) -> dict[str, float]:
         (measured.text_motion or measured.motion, TEXT_SINK),
     ):
         found |= {
-            f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
+            f"mobility of the {what} {MOBILITY}": motion.mobility,
             f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
         }
     found["overlap of sinks with those of the next step, %"] = (
@@ -333,7 +398,7 @@ def _tokens(measured: Any) -> dict[str, float]:
             found["sinks that are masks, %"] = 100 * mask.frequency
             found["enrichment of masks among sinks"] = mask.enrichment
     if explained is not None:
-        found["attention explained by class of token, %"] = 100 * explained.by_class.value
+        found[BY_CLASS] = 100 * explained.by_class.value
         found["attention explained by position, %"] = 100 * explained.by_position.value
     return found
 
@@ -349,6 +414,32 @@ def _losses(study: Study) -> dict[str, float]:
         what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
         found[f"change of held-out loss, {int(row['k'])} {what} blocked"] = float(row["delta"])
     return found
+
+
+def _removals(study: Study) -> dict[str, float]:
+    """What each edit blocked: means over samples and forward passes."""
+    found: dict[str, float] = {}
+    if study.removals is None:
+        return found
+    numbers = {"keys": "keys blocked per head", "held": "attention on the blocked keys, %"}
+    numbers |= {"removed": "attention removed, %", "overlap": "overlap of blocked keys, %"}
+    means = study.removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)
+    for edit, row in means.mean().iterrows():
+        for name, what in numbers.items():
+            found[f"{edit}: {what}"] = row[name] * (1 if name == "keys" else 100)
+    return found
+
+
+def _activations(study: Study) -> dict[str, float]:
+    """The hidden state that is furthest from the others, and whether such positions are sinks."""
+    rows = study.massive
+    if rows is None:
+        return {}
+    return {
+        "greatest hidden state over the median": float(rows["ratio"].max()),
+        "sinks at massive activations, % of heads": 100 * rows["sink_heads"].mean(),
+        "sinks at any position, % of heads": 100 * rows["sink_heads_any"].mean(),
+    }
 
 
 def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:

@@ -1,24 +1,18 @@
-"""Numbers, shares and tokens as text for sentences and tables, and statements made of them."""
+"""Numbers, shares and tokens as text for sentences and tables."""
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup, escape
 
-from sinklab.lab.analysis.answers import percent as percent
 from sinklab.lab.analysis.estimates import Estimate
+from sinklab.lab.analysis.sentences import percent as percent
 from sinklab.lab.reports.samples import ADDED, MASK
-from sinklab.lab.reports.style import asset, printable
-
-# Relative differences below this are called "about the same".
-SAME = 0.05
+from sinklab.lab.reports.style import printable
 
 
 def number(value: float, significant: int = 3) -> str:
@@ -58,23 +52,11 @@ def interval(estimate: Estimate) -> str:
     return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
 
 
-def same(one: float, other: float) -> bool:
-    """Whether two numbers are called about the same."""
-    return abs(one - other) <= SAME * max(abs(one), abs(other))
-
-
 def quoted(label: str) -> str:
     """A token as text in a sentence."""
     if label == ADDED:
         return f"the {ADDED}"
     return label if label == MASK else printable(label)
-
-
-def times_chance(enrichment: float) -> str:
-    """An enrichment in words."""
-    if same(enrichment, 1):
-        return "about as expected by chance"
-    return f"{number(enrichment, 2)} times as often as by chance"
 
 
 def statements(
@@ -114,41 +96,3 @@ def statements(
         return [part for part in parts if part]
 
     return told
-
-
-@lru_cache(maxsize=1)
-def _cards() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(asset("cards.toml"))
-
-
-def words_of(what: str, name: str) -> Any:
-    """Words of cards.toml on a "page", its "story", "cards" or "parts", and on "kinds" of runs.
-
-    Empty if it has none; all of a sort by their names for the name "".
-    """
-    return _cards()[what].get(name, "") if name else _cards()[what]
-
-
-def coded(text: str) -> Markup:
-    """A sentence with the text between backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def tipped(text: str) -> Markup:
-    """A sentence as HTML code, with the meaning of each word of the glossary at its first place
-    outside code.
-    """
-    words, seen = words_of("words", "glossary"), set[str]()
-
-    def tip(match: re.Match[str]) -> str:
-        word = match[1].lower()
-        if word in seen:
-            return match[0]
-        seen.add(word)
-        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
-
-    pieces = re.split("(<code>.*?</code>)", str(coded(text)))
-    known = re.compile(rf"(?<![\w-])({'|'.join(words)})s?\b(?!-)", re.IGNORECASE)
-    return Markup(
-        "".join(one if one.startswith("<code>") else known.sub(tip, one) for one in pieces)
-    )

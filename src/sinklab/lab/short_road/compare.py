@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord, trace
 from sinklab.core.registry import interventions
-from sinklab.lab.analysis.answers import CONTROLS, counted
 from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.estimates import FEWEST, mean_over
+from sinklab.lab.analysis.sentences import CONTROLS, counted
 from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded

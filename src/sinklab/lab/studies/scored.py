@@ -257,7 +257,7 @@ def write_twins(
         seconds: measures the time of one twin, without making it; called only if it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
-    from sinklab.lab.analysis.answers import CONTROLS
+    from sinklab.lab.analysis.sentences import CONTROLS
     from sinklab.lab.checkpoints.controls import UNTRAINED
     from sinklab.lab.records import weights_hash
 
@@ -314,9 +314,9 @@ def shown_by(
     texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None
 ) -> str:
     """Results of controls, in brackets behind a number; empty without any. See
-    `sinklab.lab.analysis.answers.beside`.
+    `sinklab.lab.analysis.sentences.beside`.
     """
-    from sinklab.lab.analysis.answers import beside
+    from sinklab.lab.analysis.sentences import beside
 
     words = beside(texts, own, theirs)
     if not words:
