@@ -281,11 +281,11 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
-        drawn = (
-            picture(name, run, f"{row['title']}, {run.label}", f"{name}-{place + 1}", top=top)
-            for name, row in words_of("cards", "each").items()
-        )
-        pictures = [each for some in drawn for each in some]
+        pictures = []
+        for name, row in words_of("cards", "each").items():
+            scale = {"top": top} if name == "emergence_map" else {}
+            title, anchor = f"{row['title']}, {run.label}", f"{name}-{place + 1}"
+            pictures += picture(name, run, title, anchor, **scale)
         if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", pictures=pictures))
     outcome = named_part("outcome", [Card("", tables=[_outcome(trainings)])])
