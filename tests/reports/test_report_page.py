@@ -122,7 +122,7 @@ def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
     # links stay on the page: to views of the explorer, and to the card of what hiding costs
     addresses = [
         "data:,",
-        "#run=0,1&layer=0,0&head=2,2",
+        "#run=0,1&layer=0,0&head=0,0",
         "#run=0,1&layer=0,0&head=2,2",
         "#heldout_loss",
     ]

@@ -401,11 +401,10 @@ def _parts_of_trainings(trainings: list[Training]) -> list[Part]:
     cards = []
     for place, run in enumerate(trainings):
         # all maps of the page have one scale
-        drawn = [
-            one
-            for name, title in words("figures")["each"].items()
-            for one in picture(name, run, f"{title}, {run.label}", f"{name}-{place + 1}", top=top)
-        ]
+        drawn = []
+        for name, title in words("figures")["each"].items():
+            scale = {"top": top} if name == "emergence_map" else {}
+            drawn += picture(name, run, f"{title}, {run.label}", f"{name}-{place + 1}", **scale)
         if drawn:
             cards.append(Card(run.label, f"run-{place + 1}", pictures=drawn))
     outcome = pd.concat([outcome_table(run).assign(run=run.label) for run in trainings])
