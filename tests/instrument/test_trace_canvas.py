@@ -25,6 +25,7 @@ class Announced(Listener):
         self.canvases.append(running_canvas())
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "columns, shift, expected",
     [
@@ -58,6 +59,7 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(
     assert recording.values("row_entropy")[1].shape[-1] == len(expected)
 
 
+@pytest.mark.ring("lab")
 def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places():
     model = tiny_model(2)
     session, wanted = model.denoiser().begin(), torch.zeros(2, 12, dtype=torch.bool)

@@ -39,6 +39,7 @@ def test_the_formula_of_mfu_counts_the_products_of_a_step(variant):
     assert 0 <= rotation <= 2 * shape.tokens * 64
 
 
+@pytest.mark.ring("lab")
 def test_the_472m_model_has_the_size_of_the_paper():
     import mfu
     import steps
@@ -54,6 +55,7 @@ def test_the_472m_model_has_the_size_of_the_paper():
     assert tiny.num_parameters() == parameters(64, 96, 2) + 2 * 128 * 64
 
 
+@pytest.mark.ring("lab")
 def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_weights():
     import steps
 
@@ -68,6 +70,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_we
     assert head_gradient < kept[1]
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
@@ -92,6 +95,7 @@ def test_mfu_runs_every_form_at_tiny_sizes(capsys):
     assert "MFU" in capsys.readouterr().out
 
 
+@pytest.mark.ring("lab")
 def test_mfu_refuses_unknown_forms_and_a_missing_gpu(capsys, monkeypatch):
     import mfu
 
