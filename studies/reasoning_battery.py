@@ -20,10 +20,11 @@ import math
 import random
 import string
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -63,6 +64,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "window, trained": {"model": "windowed", "window": RADIUS, "levels": EASY},
 }
 PLAIN = {"levels": LEVELS, "ks": (1, 2, 5, 10), "controls": ("sinks", "clean_pass", "random")}
+FORWARD = DiffusionLM.forward
 ARM, SAMPLE = ["series", "control", "k"], ["skill", "level", "problem"]
 
 
@@ -179,21 +181,10 @@ def is_right(question: str, answer: str, written: str) -> bool:
     return len(written) > 1 and written[0] + written[-1] == ends and steps <= known
 
 
-@contextmanager
-def windowed() -> Iterator[None]:
-    """In this block a model sees `RADIUS` tokens on either side of each, and no others."""
-    usual = DiffusionLM.forward
-
-    def forward(self: Any, input_ids: Any, **how: Any) -> Any:
-        place_S = torch.arange(input_ids.shape[1], device=input_ids.device)
-        near_SS = (place_S[:, None] - place_S).abs() <= RADIUS
-        return usual(self, input_ids, visible=near_SS, **how)
-
-    DiffusionLM.forward = forward
-    try:
-        yield
-    finally:
-        DiffusionLM.forward = usual
+def nearby(model: DiffusionLM, input_ids: Any, **how: Any) -> Any:
+    """A forward in which a token sees `RADIUS` neighbours on either side, and no others."""
+    place_S = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return FORWARD(model, input_ids, visible=(place_S[:, None] - place_S).abs() <= RADIUS, **how)
 
 
 def trained(out: Path, smallest: bool) -> dict[str, Path]:
@@ -218,7 +209,8 @@ def trained(out: Path, smallest: bool) -> dict[str, Path]:
     for name, own in every.items():
         resume = (out / name / "run.json").exists()
         print(f"training {name}", flush=True)
-        with windowed() if name == "windowed" else nullcontext():
+        near = patch.object(DiffusionLM, "forward", nearby)
+        with near if name == "windowed" else nullcontext():
             train(TrainSettings(**size | own, out=str(out / name), resume=resume), progress=print)
     return {name: out / name / "model" for name in every}
 
@@ -379,18 +371,7 @@ def tables(answers: pd.DataFrame, removed: pd.DataFrame) -> dict[str, pd.DataFra
     gate = clean[["series", "skill", "level", "n", "share", "low", "high"]]
     scores = table[table["level"] == 0].drop(columns="level")
     summary = scores[scores["skill"] == ALL].drop(columns="skill")
-    kept = [
-        "series",
-        "control",
-        "k",
-        "n",
-        "clean",
-        "share",
-        "removed",
-        "of_keys",
-        "empty",
-        "endless",
-    ]
+    kept = [*ARM, "n", "clean", "share", "removed", "of_keys", "empty", "endless"]
     told = summary[kept].round(4)
     for name in ("delta", "beyond"):
         ends = 100 * summary[[name, f"{name}_low", f"{name}_high"]].fillna(math.nan)

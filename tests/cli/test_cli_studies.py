@@ -11,10 +11,9 @@ from commands import cli, error_of, out_of
 from launched import ROOT, launch
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
-from sinklab.lab.cli.command import Reading, working
+from sinklab.lab.cli.command import working
 from sinklab.lab.cli.reports import _show_table
 from sinklab.lab.records import open_run
-from tiny_diffusion import tiny_loaded
 
 QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 
@@ -67,7 +66,8 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
 
 @pytest.mark.slow
 def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
-    twins = ("attention-initialised", "attention-permuted")
+    kinds = ("initialised", "permuted")
+    twins = tuple(f"{name}-{kind}" for kind in kinds for name in ("attention", "measures"))
     for flags, expected in (
         ("--no-twin", ()),
         ("--twin", twins),
@@ -82,13 +82,13 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
             )
             == 0
         )
-        assert open_run(folder).array_files == ("attention", *expected)
+        assert open_run(folder).array_files == ("attention", "measures", *expected)
     assert (
         "a control (shuffled weights) reads the same canvases" in capsys.readouterr().err
     ) == bool(twins)
     # the flag that was left out may come later
     assert cli(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
-    assert open_run("no-twin").array_files == ("attention", *twins)
+    assert open_run("no-twin").array_files == ("attention", "measures", *twins)
 
 
 @pytest.mark.slow
@@ -120,29 +120,6 @@ def test_other_processes_are_silent(monkeypatch, capsys):
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 1
     assert re.fullmatch(r" +\d\.\d s  the \[bold\] stage", printed[0])
-
-
-@pytest.mark.parametrize(
-    ("world", "device", "used"),
-    [("1", "cuda", "cuda"), ("4", "cuda", "cuda:2"), ("4", "cuda:0", "cuda:0"), ("4", None, None)],
-)
-def test_each_process_takes_a_gpu_of_its_own(world, device, used, monkeypatch):
-    asked = []
-    loaded = tiny_loaded()
-
-    def load(name, **options):
-        asked.append(options["device"])
-        return loaded
-
-    monkeypatch.setattr("sinklab.lab.checkpoints.loading.load", load)
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    # without a rank, as in an interactive shell of Slurm, no other process was started
-    Reading(device=device).load("tiny")
-    assert asked.pop() == device
-    monkeypatch.setenv("RANK", "0")
-    Reading(device=device).load("tiny")
-    assert asked == [used]
 
 
 def test_launchers_can_run_it_as_a_module(monkeypatch, capsys):

@@ -7,11 +7,10 @@ import pytest
 
 from commands import cli
 from refusals import refused
-from sinklab.lab.cli.command import conduct
+from sinklab.lab.cli.command import conduct, folder_names
 from sinklab.lab.cli.reports import OneToken, Table1
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies import kept_record
-from sinklab.lab.studies.base import folder_names
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -39,7 +38,7 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
         "run folders: out/plain, out/plain-2",
         "drawn: out/masking_curve.md, out/masking_curve.csv",
     ]
-    assert "plain (plain) (DLM): blocking the 2 most attended keys of each head (" in printed.out
+    assert "plain (plain) (DLM): cost of the 2 most attended keys: +" in printed.out
     first = open_run("out/plain")
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
@@ -61,7 +60,7 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
     assert open_run("out/plain").info.parts == {
         name: [0] for name in ("phenomenon.parquet", "grown.parquet", "curve_rows.parquet")
     }
-    refused("out/plain can be resumed only", curve, model)
+    refused("out/plain holds a run of controls", curve, model)
     curve(model, controls=("sinks",), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
     assert Path("out/masking_curve.svg").stat().st_size > 1000

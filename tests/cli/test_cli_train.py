@@ -47,7 +47,7 @@ def test_the_help_of_a_recipe_shows_its_values(capsys, monkeypatch):
         cli("train qwen-0.5b --variant gate --help")
     printed = capsys.readouterr().out
     assert "(default: Qwen/Qwen2.5-0.5B)" in printed
-    assert re.search(r"--gate STR .*\(default: elementwise\)", printed)
+    assert re.search(r"--gate STR[\s\S]*\(default: elementwise\)", printed)
     assert re.search(r"--steps INT .*\(default: 28610\)", printed)
 
 

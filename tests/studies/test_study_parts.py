@@ -154,7 +154,7 @@ def test_a_text_in_a_batch_is_what_it_is_alone(sink, shift, tmp_path, monkeypatc
         prompts=FULL, new_tokens=4, block_length=2, statistics=("all",), layers=(1,), every=2
     )
     batch = open_run(study(loaded, tmp_path / "batch", settings))
-    monkeypatch.setattr(observation, "TOGETHER", 0)
+    monkeypatch.setattr(observation, "TOGETHER", 1)
     alone = open_run(study(loaded, tmp_path / "alone", settings))
     assert batch.tables == alone.tables
     for name in alone.tables:

@@ -13,7 +13,7 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sinklab.core.sinks import Rule
+from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import Answers, holm
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.files import counted
@@ -198,6 +198,8 @@ def _status(run: Any) -> str:
 def _notes(study: Study) -> list[str]:
     """How a study has to be read, where that is not plain."""
     said, chosen = [], study.chosen_keys
+    if study.layers and (study.received != "received" or study.rule != DEFAULT):
+        said.append(f"The sink rule of {study.label} is {study.rule_words}.")
     if study.layers and study.reading == SO_FAR:
         said.append(
             f"Attention in {study.label} is the mean weight that all queries so far give a key; "
