@@ -44,7 +44,9 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
 
 
 COUNT: ContextVar[Callable[[float, float, str], object] | None] = ContextVar("COUNT", default=None)
-"""What is told how far a pass is: parts done, of how many, and what they are; a command sets it."""
+"""A function that is told how far a pass is: parts done, of how many, and what they are; a command
+sets it.
+"""
 Part = TypeVar("Part")
 
 

@@ -1,4 +1,4 @@
-"""What arms cost or gain over samples, in one table.
+"""Cost or gain of arms over samples, in one table.
 
 A comparison of edits, a curve, a benchmark and a set of trained models ask the same: rows of (arm,
 sample, value) go in, and a line per arm or pair of arms comes out, with an interval, a p-value that

@@ -64,7 +64,9 @@ def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str =
 
 
 def staying(found: Any, own: Any) -> str:
-    """Which tokens are sinks, and whether they stay. `found`: the `Answer`, `own`: `Staying`."""
+    """The sentence on which tokens are sinks, and whether they stay. `found`: the `Answer`, `own`:
+    `Staying`.
+    """
     if not found.samples:
         return f"Nothing to follow: no head has a sink at two {own.compared}."
     beside = ""
@@ -90,7 +92,7 @@ def staying(found: Any, own: Any) -> str:
 
 
 def cost(found: Any, own: Any) -> str:
-    """What blocking costs, and whether a new sink grew. `found`: the `Answer`, `own`: `Cost`."""
+    """The cost of blocking, and whether a new sink grew. `found`: the `Answer`, `own`: `Cost`."""
     span = f"{nats(own.clean, sign='')} → {nats(own.masked, sign='')}"
     if own.delta.is_interval:
         ends = f"{nats(own.delta.low)} … {nats(own.delta.high)}"

@@ -115,7 +115,7 @@ class StudyCommand(Command):
     group: str = "more"
     """Its group in the list of commands."""
     settings: Any = None
-    """What to write and measure."""
+    """Settings of the study."""
     drawing: Any = None
     """How figures are drawn."""
     out: Path = Path("runs")

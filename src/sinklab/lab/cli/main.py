@@ -114,9 +114,9 @@ class Check(Command):
     file: MARK.Positional[Path] = REQUIRED
     """The plug-in."""
     value: MARK.Positional[tuple[str, ...]] = ()
-    """What to check with other options than the defaults, as text."""
+    """Parts to check with other options than the defaults, as text."""
     on: str = ""
-    """What a family or a figure needs: a small checkpoint of it, a run to draw."""
+    """Needs of a family or a figure: a small checkpoint of it, a run to draw."""
     group = "check"
 
     def run(self) -> None:

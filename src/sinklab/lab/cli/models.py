@@ -74,7 +74,7 @@ class Train(Command):
         return str(self.__doc__).format(recipes=recipes)
 
     def hidden(self) -> tuple[str, ...]:
-        """What `filled` sets."""
+        """Fields that `filled` sets."""
         return ("again", "first")
 
     def filled(self, arguments: Sequence[str], again: Path | None) -> Train:

@@ -53,7 +53,7 @@ ALSO = (
 
 @dataclass(frozen=True)
 class Given:
-    """What every command takes, read before its own options."""
+    """Options of every command, read before its own options."""
 
     plugin: MARK.UseAppendAction[tuple[Path, ...]] = ()
     """Python file with rules, interventions, … of your own."""

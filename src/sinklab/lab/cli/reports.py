@@ -142,9 +142,9 @@ class Figures(Command):
     `sinklab list figures` has them.
     """
     style: Literal["neurips", "icml", "acl", "thesis"] = "neurips"
-    """Of the widths of text and column, and sizes of letters."""
+    """Style of the widths of text and column, and sizes of letters."""
     formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png")
-    """Of the files."""
+    """Formats of the files."""
     group = "watch"
 
     def run(self) -> None:
@@ -316,7 +316,7 @@ class OneToken(Command):
     out: Path = Path("runs/onetoken")
     """Folder for the tables."""
     metric: str | None = None
-    """Of lm-eval, shown if a task has it, e.g. acc_norm; acc when left out."""
+    """Metric of lm-eval, shown if a task has it, e.g. acc_norm; acc when left out."""
     group = "evaluate"
 
     def run(self) -> None:

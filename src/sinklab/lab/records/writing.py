@@ -150,7 +150,7 @@ class RunWriter:
         self._overwrite, self._resume, self._shard = overwrite, resume, shard
         self._open = False
         self.lock = FileLock(self.path / LOCK, thread_local=False)
-        """Of the folder."""
+        """Path of the folder."""
         place, shards = shard
         self._own = FileLock(self.path / f".{place}-of-{shards}{LOCK}", thread_local=False)
         self._info = RunInfo(

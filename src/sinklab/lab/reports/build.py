@@ -161,7 +161,7 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 
 def _content(runs: list[Any], budget: int) -> dict[str, Any]:
-    """What page.jinja shows; ``budget``: characters of the arrays of each study."""
+    """Everything that page.jinja shows; ``budget``: characters of the arrays of each study."""
     kind = runs[0].kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     head = {name: text.replace("{names}", names) for name, text in words(kind).items()}
@@ -177,7 +177,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
 
 
 def _status(run: Any) -> str:
-    """What to know of a run before anything else: whether it ended, and its edits."""
+    """Facts to know of a run before anything else: whether it ended, and its edits."""
     info, said = run.run.info, []
     if info.status != "complete":
         ended = "was interrupted"
@@ -216,7 +216,7 @@ def _notes(study: Study) -> list[str]:
 
 
 def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
-    """What a page of studies alone has, and their parts."""
+    """Content that a page of studies alone has, and their parts."""
     data = payload(studies, budget)
     explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
     shown = [

@@ -1,4 +1,4 @@
-"""What figures share: the registered function, lines and heat maps of a table, and their files.
+"""Shared parts of figures: the registered function, lines and heat maps of a table, files.
 
 A figure draws with matplotlib on axes that it is given and returns its numbers as a table, so that
 the file, the page and the numbers beside them are of one computation.
@@ -451,13 +451,16 @@ def caption(drawn: Figure, readers: list[Any], numbers: pd.DataFrame) -> str:
     for run in readers:
         info = run.run.info
         parts = [run.label]
-        if samples := len(getattr(run, "samples", ())):
+        samples = len(getattr(run, "samples", ()))
+        if samples:
             parts.append(f"n = {samples} samples")
         parts.append(f"seed {info.seed}")
         for name in SETTINGS.split():
-            if value := info.settings.get(name):
+            value = info.settings.get(name)
+            if value:
                 parts.append(f"{name.replace('_', ' ')} {value}")
-        if rule := getattr(run, "rule_words", ""):
+        rule = getattr(run, "rule_words", "")
+        if rule:
             parts.append(f"sinks: {rule}")
         said.append(f"{', '.join(parts)}, from {run.run.path.name}.")
     return " ".join(said)

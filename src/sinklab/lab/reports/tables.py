@@ -142,7 +142,7 @@ def curve_table(study: Study) -> pd.DataFrame:
 
 
 def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> pd.DataFrame:
-    """What was measured, a row each, and the verdicts: measure, value, low and high (the ends of
+    """Measures, a row each, and the verdicts: measure, value, low and high (the ends of
     the 95 % interval over samples, the jackknife's), the value of each control, and verdict.
 
     Args:
@@ -417,7 +417,7 @@ def _losses(study: Study) -> dict[str, float]:
 
 
 def _removals(study: Study) -> dict[str, float]:
-    """What each edit blocked: means over samples and forward passes."""
+    """Keys that each edit blocked: means over samples and forward passes."""
     found: dict[str, float] = {}
     if study.removals is None:
         return found

@@ -129,7 +129,7 @@ class Run(reading.Run):
         return open_run(shutil.copytree(self.path, folder, dirs_exist_ok=True))
 
     def with_rule(self, rule: Rule | str) -> Run:
-        """The same run, read by another definition of a sink: its facts are derived anew from the
+        """This run, read by another definition of a sink: its facts are derived anew from the
         arrays.
 
             run.with_rule("excess:epsilon=5").summary()

@@ -1,4 +1,4 @@
-"""What a study says of its model, and the models that it refuses."""
+"""Facts that a study records of its model, and the models that it refuses."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Work:
     samples: list[int]
     """The samples to write: those of this shard that are missing."""
     shard: tuple[int, int] = (0, 1)
-    """Which of how many shards this process writes."""
+    """Shard that this process writes, and of how many."""
     paces: list[float] = dataclasses.field(default_factory=list)
     """Seconds per row and arm, of each block that was measured."""
 
@@ -206,7 +206,9 @@ class Study:
         return self, settings
 
     def instead(self, settings: Any) -> list[str]:
-        """What settings ask for that takes no model and no folder of its own is done; its lines."""
+        """Work that settings ask for that takes no model and no folder of its own is done; its
+        lines.
+        """
         return []
 
     def before_loading(self, settings: Any) -> Any:

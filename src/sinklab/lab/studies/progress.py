@@ -29,7 +29,7 @@ class Progress:
         self._say(text)
 
     def note(self, text: str) -> None:
-        """What is not to be missed, however long it takes."""
+        """A message that must not be missed, however long it takes."""
         self._say(text)
 
     def count(self, done: float, total: float) -> None:

@@ -328,7 +328,7 @@ VERDICT_COLUMNS = ("model", "measure", "value", "interval", "controls", "verdict
 
 
 def verdict_table(lines: Iterable[dict[str, str]]) -> pd.DataFrame:
-    """What a study says, a row for each statement; "" where a line has no such cell."""
+    """Statements of a study, a row for each statement; "" where a line has no such cell."""
     import pandas as pd
 
     rows = [dict.fromkeys(VERDICT_COLUMNS, "") | line for line in lines]

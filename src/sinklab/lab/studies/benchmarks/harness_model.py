@@ -109,7 +109,7 @@ class SinklabLM(TemplateLM):
         self.cache = RequestCache(None, "")
         """Cache of answers, in memory; a run puts its own here."""
         self.shard = 0, 1
-        """Which of how many shards of the requests are answered here."""
+        """Shard of the requests that are answered here, and of how many."""
         self.asked: set[str] = set()
         """Keys of all requests, of whichever shard."""
         self.progress = as_progress(progress)

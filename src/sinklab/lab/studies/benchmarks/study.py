@@ -269,7 +269,7 @@ class Evaluation(Study):
         """
         self.given = tasks
         self.tasks: dict[str, Any] = {}
-        """Those of the run, as lm-eval's `evaluate` takes them, once they are read."""
+        """Tasks of the run, as lm-eval's `evaluate` takes them, once they are read."""
 
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""

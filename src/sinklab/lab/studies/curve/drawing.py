@@ -42,7 +42,9 @@ def masking_curve(
     words: dict[str, str] = labels_of("curve")["blocked"]
     parts, ks = [], set[int]()
     for run in runs:
-        table = finished(run.run, "curve") if (found := run.table("curve")) is None else found
+        table = run.table("curve")
+        if table is None:
+            table = finished(run.run, "curve")
         ks |= {int(k) for k in table["k"]}
         family = "DLM" if run.run.info.model.get("family") == "diffusion" else "AR"
         for control in dict.fromkeys(table["control"]):

@@ -1,4 +1,4 @@
-"""What masking curves and maps of heads say: their verdicts, a row each."""
+"""Verdicts of masking curves and maps of heads, a row each."""
 
 # R rows
 import itertools
@@ -298,7 +298,7 @@ OTHERS = {
 
 
 def masking_curve_verdicts(runs: Curves) -> pd.DataFrame:
-    """What the curves say, a row each: model, measure, value, interval, controls, verdict.
+    """Verdicts of curves, a row each: model, measure, value, interval, controls, verdict.
 
     Values are shares of the loss, in percent. Verdicts are corrected for the number of all of them
     together.
@@ -364,7 +364,7 @@ TOLD = {1: "costs", -1: "helps", 0: "inconclusive"}
 
 
 def ablation_verdicts(run: Run) -> pd.DataFrame:
-    """What a map says, a row each, as in `masking_curve_verdicts`: the greatest rise, how many
+    """Verdicts of a map, a row each, as in `masking_curve_verdicts`: the greatest rise, how many
     cells rise and fall, and whether weight and cost go together.
     """
     cells, settings, name = finished(run, "map"), run.info.settings, run.info.model["name"]
