@@ -94,11 +94,14 @@ def of_run(name: str, folder: Path) -> Cells:
             yield f"runs/{name}/{one}", means_of(table)
     for one in run.array_files:
         samples = [run.arrays(one, part) for part in run.parts(one)]
-        means = {
-            key: [float(sample[key][np.isfinite(sample[key])].mean()) for sample in samples]
-            for key in samples[0]
-        }
+        means = {key: [finite_mean(sample[key]) for sample in samples] for key in samples[0]}
         yield f"runs/{name}/{one}", means
+
+
+def finite_mean(numbers: np.ndarray) -> float:
+    """The mean of the finite numbers, NaN without any."""
+    known = numbers[np.isfinite(numbers)]
+    return float(known.mean()) if known.size else float("nan")
 
 
 class Page(HTMLParser):
