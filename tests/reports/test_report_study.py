@@ -499,9 +499,10 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     ]
     assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
     for name in ("share_by_state", "output_norm", "noop_bound"):
-        values = getattr(sample, f"{name}_TGLH")
+        values = sample.array(name)
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
-    assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()
+    bound_TGLH = 1.01 * sample.array("noop_bound")[1:]
+    assert (sample.array("output_norm")[1:] <= bound_TGLH).all()
     assert (
         sample.value_norm_TLK.shape
         == sample.key_norm_TLK.shape

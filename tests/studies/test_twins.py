@@ -125,7 +125,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
         *(f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)),
         "a control (shuffled weights) reads some of the canvases",
     ]
-    assert alone.array_files == ("attention",) and "twins" not in alone.tables
+    assert alone.array_files == ("attention", "measures") and "twins" not in alone.tables
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
     assert Trace().settings_of(path).twin is None
     (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]
@@ -134,7 +134,9 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     wanted = replace(Trace().settings_of(path), twin=True)
     study(tiny_loaded(), path, wanted, resume=True)
     run = open_run(path)
-    assert run.array_files == ("attention", "attention-initialised", "attention-permuted")
+    kinds = ("", "-initialised", "-permuted")
+    files = tuple(f"{name}{kind}" for kind in kinds for name in ("attention", "measures"))
+    assert run.array_files == files
     assert Trace().settings_of(path).twin is True, "a reproduction has them too"
     assert not any("--twin" in line for line in Trace().closing([run], []))
     written = (path / "twins.parquet").stat().st_mtime_ns
