@@ -111,7 +111,7 @@ class StudyCommand(Command):
     """The command of a study of one model."""
 
     study: Any = None
-    """It."""
+    """The study that the command runs."""
     group: str = "more"
     """Its group in the list of commands."""
     settings: Any = None
