@@ -33,8 +33,6 @@ from sinklab.lab.analysis.tokens import enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.samples import ADDED, FIRST, OTHER, Sample, rule_name
 
-MOST_BOUNDS = 6_000
-
 
 @dataclass(frozen=True)
 class EpsilonCurve:
@@ -298,12 +296,6 @@ class Measured:
                     parts.append(pd.DataFrame({"statistic": name[len("mean ") :]} | rows))
         return _joined(parts)
 
-    @cached_property
-    def bounds(self) -> pd.DataFrame:
-        """`drawn_bounds` of the samples, from their arrays."""
-        samples = [one["sample"] for one in self._found]
-        return _joined([drawn_bounds(sample, len(samples)) for sample in samples])
-
     def enriched(self, labels: str) -> pd.DataFrame | None:
         """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
         tables = [one[labels] for one in self._found if labels in one]
@@ -321,7 +313,6 @@ def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dic
     facts, added, positions_T = sample.facts, sample.added, sample.positions_T
     norms = _compared(facts, "norm", len(layers))
     found: dict[str, Any] = {
-        "sample": sample,
         "facts": facts,
         "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),
         "threshold_T": np.full(len(positions_T), threshold(sample.rule, positions_T), dtype=float),
@@ -425,21 +416,3 @@ def _tokens(sample: Sample) -> dict[str, Any]:
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:
-    """Mean output norm and no-op bound per step, state, layer and head: at most 6,000 over all
-    ``samples``.
-
-    Columns: state, output, bound. Empty when either was not recorded.
-    """
-    output, bound = sample.output_norm_TGLH, sample.noop_bound_TGLH
-    if output is None or bound is None:
-        return pd.DataFrame()
-    cells, most = np.flatnonzero(~np.isnan(output) & ~np.isnan(bound)), MOST_BOUNDS // samples + 1
-    if len(cells) > most:
-        cells = np.sort(np.random.default_rng(sample.index).choice(cells, most, replace=False))
-    state = np.unravel_index(cells, output.shape)[1]
-    return pd.DataFrame(
-        {"state": state, "output": output.ravel()[cells], "bound": bound.ravel()[cells]}
-    )

@@ -383,10 +383,6 @@ class Sample:
     """Length of value vectors, mean over heads."""
     key_norm_TLK = _recorded("key_norm")
     """Length of key vectors, mean over heads."""
-    output_norm_TGLH = _recorded("output_norm")
-    """Length of a head's output, mean over the queries of one state."""
-    noop_bound_TGLH = _recorded("noop_bound")
-    """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
