@@ -22,9 +22,9 @@ from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol
 from sinklab.lab.scoring import rolling, score
 from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-from sinklab.lab.studies.benchmarks.requests import likelihood_settings
+from sinklab.lab.studies.benchmarks.requests import likelihood_settings, request_key, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.progress import Progress, request_key, request_number
+from sinklab.lab.studies.progress import Progress
 from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
 

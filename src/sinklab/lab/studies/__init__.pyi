@@ -17,8 +17,6 @@ from .progress import Tick as Tick
 from .progress import as_progress as as_progress
 from .progress import duration as duration
 from .progress import nothing as nothing
-from .progress import request_key as request_key
-from .progress import request_number as request_number
 from .scored import Arm as Arm
 from .scored import Block as Block
 from .scored import Design as Design

@@ -1,11 +1,8 @@
-"""The progress of work in words and numbers, and the names and seeds of requests."""
+"""The progress of work in words and numbers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from typing import Any
 
 Tick = Callable[[], object]
 """Called after each of some evaluations."""
@@ -105,16 +102,3 @@ class Meter:
         """The part is over; steps that it did not need are no longer to come."""
         self.total -= max(self.steps - (self.done - self._started), 0)
         self.progress.count(self.done, max(self.total, self.done))
-
-
-def request_key(*parts: Any) -> str:
-    """A name for a request: equal for equal parts, in every process and on every machine."""
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def request_number(seed: int, key: str) -> int:
-    """The seed of one request: it depends on the run's seed and on the request, not on its
-    neighbours.
-    """
-    return int(hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()[:15], 16)

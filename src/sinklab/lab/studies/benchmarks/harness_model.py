@@ -22,11 +22,12 @@ from sinklab.lab.data import row_start
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
-from sinklab.lab.studies import Audience, Row, as_progress, nothing, request_key
+from sinklab.lab.studies import Audience, Row, as_progress, nothing
 from sinklab.lab.studies.benchmarks.requests import (
     RequestCache,
     Unit,
     continuations,
+    request_key,
     rolled,
     scored,
     whole_texts,

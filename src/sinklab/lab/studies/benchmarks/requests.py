@@ -4,6 +4,7 @@ are answered; and the answers that are kept.
 
 # B rows of a forward, L layers, H heads, K keys, S positions
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -33,7 +34,7 @@ from sinklab.lab.scoring import (
     write_batch,
 )
 from sinklab.lab.scoring.requests import start_token
-from sinklab.lab.studies import Row, request_key, request_number
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 
 DEFAULT_TOKENS = 256
@@ -44,6 +45,19 @@ Unit = tuple[list[str], Callable[[], Part]]
 """The keys of requests that are answered together, whichever of them are answered already, and the
 function that answers them.
 """
+
+
+def request_key(*parts: Any) -> str:
+    """A name for a request: equal for equal parts, in every process and on every machine."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def request_number(seed: int, key: str) -> int:
+    """The seed of one request: it depends on the run's seed and on the request, not on its
+    neighbours.
+    """
+    return int(hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()[:15], 16)
 
 
 @dataclass(frozen=True, kw_only=True)

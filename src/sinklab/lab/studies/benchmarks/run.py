@@ -33,10 +33,9 @@ from sinklab.lab.studies import (
     duration,
     is_there,
     kept_record,
-    request_key,
 )
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.requests import RequestCache
+from sinklab.lab.studies.benchmarks.requests import RequestCache, request_key
 from sinklab.lab.studies.benchmarks.study import (
     TOKENS,
     TWO_STAGE,

@@ -21,9 +21,17 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import Pair
 from sinklab.lab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.lab.scoring.writing import Writing, ended, ending, sample_seed, seeded
-from sinklab.lab.studies import Row, Tick, nothing, request_key
+from sinklab.lab.studies import Row, Tick, nothing
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
-from sinklab.lab.studies.benchmarks.requests import Asked, Part, Unit, about, parts_of, stepper
+from sinklab.lab.studies.benchmarks.requests import (
+    Asked,
+    Part,
+    Unit,
+    about,
+    parts_of,
+    request_key,
+    stepper,
+)
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
 
 LENGTH = 256

@@ -11,6 +11,8 @@ from sinklab.lab.reports.runs import finished
 from sinklab.lab.reports.samples import Reader
 from sinklab.lab.studies import labels_of
 
+WORDS: dict[str, str] = labels_of("curve")["blocked"]
+"""Name of an arm -> the keys that it blocks, in words."""
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 SCALES = ("linear", "log")
@@ -39,7 +41,6 @@ def masking_curve(
     one_of("the scale of a masking curve", change, SCALES)
     one_of("the axis of a masking curve", over, AXES)
     column, label = AXES[over]
-    words: dict[str, str] = labels_of("curve")["blocked"]
     parts, ks = [], set[int]()
     for run in runs:
         table = run.table("curve")
@@ -51,14 +52,14 @@ def masking_curve(
             rows = table[table["control"].isin(["none", control])]
             rows = rows.sort_values(column, kind="stable")
             about: dict[str, Any] = {"run": f"{run.label} ({family})"}
-            about |= {"line": words.get(control, control), column: rows[column]}
+            about |= {"line": WORDS.get(control, control), column: rows[column]}
             about |= {"value": rows["delta"], "low": rows["delta_low"], "high": rows["delta_high"]}
             if control != "none":
                 parts.append(pd.DataFrame(about))
     frame = pd.concat(parts, ignore_index=True)
     if over == "mass":
         frame[column] *= 100
-    draw_lines(ax, frame, styles={words.get(name, name): STYLES[name] for name in STYLES})
+    draw_lines(ax, frame, styles={WORDS.get(name, name): STYLES[name] for name in STYLES})
     ax.set(xlabel=label, ylabel="change of loss, nats per token")
     if over == "count":
         ax.set_xscale("symlog", linthresh=1)

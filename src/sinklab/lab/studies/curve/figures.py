@@ -22,20 +22,17 @@ from sinklab.lab.reports import (
     write_page,
 )
 from sinklab.lab.studies import (
-    labels_of,
     of_each,
 )
 from sinklab.lab.studies.curve import drawing
+from sinklab.lab.studies.curve.study import DOSE
 from sinklab.lab.studies.curve.verdicts import (
-    DOSE,
     TOLD,
     Curves,
     ablation_sentences,
     as_curves,
     masking_curve_sentences,
 )
-
-WORDS: dict[str, str] = labels_of("curve")["blocked"]
 
 
 def masking_curve_table(runs: Curves) -> pd.DataFrame:
@@ -52,7 +49,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
             row = {
                 "model": curve.title,
                 "k": cell["k"],
-                "blocked": WORDS.get(cell["control"], cell["control"]),
+                "blocked": drawing.WORDS.get(cell["control"], cell["control"]),
                 "loss": number(cell["loss"], 4),
                 "change": change(cell),
                 "relative": in_percent(cell["relative"]),

@@ -45,7 +45,7 @@ from sinklab.lab.studies import (
     mean_table,
     wide,
 )
-from sinklab.lab.studies.curve.study import CostStudy, CurveSettings
+from sinklab.lab.studies.curve.study import CELL, DOSE, CostStudy, CurveSettings
 
 ARM = ["k", "control"]
 """k keys, and the keys blocked: "none"; "top", the most attended; "sinks", those of them that are
@@ -55,12 +55,9 @@ control; the text of an edit.
 CLEAN = (0, "none")
 FIRST = (1, "top")
 """Arm in which every head loses the key that receives most."""
-CELL = ["layer", "head"]
-"""Cell of a map; head −1 for all heads of the layer."""
 UNEDITED = (-1, -1)
 AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
 """Arm -> the control that its excess is over."""
-DOSE = ("keys", "sinks", "held", "removed", "matched")
 ALONE = {"sinks", "equal_mass"}
 """Controls that do not need as many other keys beside the blocked ones."""
 

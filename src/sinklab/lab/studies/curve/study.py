@@ -14,6 +14,10 @@ from sinklab.lab.measures.names import CONTROLS
 from sinklab.lab.registry import studies
 from sinklab.lab.studies import ScoredStudy, Study, ascending
 
+CELL = ["layer", "head"]
+"""Columns that tell the cells of a map apart; head −1 for all heads of the layer."""
+DOSE = ("keys", "sinks", "held", "removed", "matched")
+"""Columns of a curve on the dose."""
 UNITS = ("model", "layer", "head")
 REMOVALS = ("mask", "zero_value")
 

@@ -35,10 +35,10 @@ from sinklab.lab.studies import (
     verdict_table,
     wide,
 )
+from sinklab.lab.studies.curve.study import CELL, DOSE
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
-DOSE = ("keys", "sinks", "held", "removed", "matched")
 COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "relative", "rows", "tokens"}
 COLUMNS |= {"excess", "excess_low", "excess_high", *DOSE}
 
@@ -357,8 +357,6 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
         lines.append(f"Verdicts are corrected for {together} (Holm), intervals are not.")
     return lines + no_twins({one.label: one.run for one in curves if one.main is not None})
 
-
-CELL = ["layer", "head"]
 
 TOLD = {1: "costs", -1: "helps", 0: "inconclusive"}
 
