@@ -23,8 +23,11 @@ from typing import Any
 import numpy as np
 from measure import memory_mb, reset_peak, write_result
 
+from sinklab.core.sinks import DEFAULT
 from sinklab.lab.records import STUDY_DIMS, RunWriter, open_run
 from sinklab.lab.reports import as_studies, report
+from sinklab.lab.reports.samples import Sample
+from sinklab.lab.studies.trace.recording import write_facts
 
 WORDS = [" the", " of", ",", ".", "\n", " and", " a", " house", " old", "1"]
 
@@ -101,6 +104,9 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
                 part=sample,
             )
             run.table("tokens", tokens(shape, sample), part=sample)
+            held = (arrays, dims)
+            one = Sample(open_run(folder), sample, 0, DEFAULT, held=held)
+            write_facts(run, one, range(shape.layers), range(shape.heads))
             columns = {
                 "sample": [sample] * len(steps),
                 "step": steps,

@@ -6,7 +6,7 @@ state of the query.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -377,22 +377,12 @@ class Recorder:
             dims = {name: self.dims(name) for name in arrays}
             if self._task.settings.keep_arrays:
                 run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
-            self._write_facts(run, sample, kind, (arrays, dims))
+            one = Sample(
+                open_run(run.path), sample, self._added, DEFAULT, twin=kind, held=(arrays, dims)
+            )
+            write_facts(run, one, self._selection.layers, self._selection.heads)
         for name, table in self.tables(sample).items():
             run.table(of_twin(name, kind), table, part=sample)
-
-    def _write_facts(self, run: Any, sample: int, kind: str, held: Any) -> None:
-        """Write the facts, of the arrays as they are stored, beside them."""
-        one = Sample(open_run(run.path), sample, self._added, DEFAULT, twin=kind, held=held)
-        small = {name: array for name, array in one.facts.items() if AXES.get(name) != AXES["main"]}
-        run.arrays(
-            of_twin(FACTS, kind),
-            small,
-            {name: AXES.get(name, ("step", "layer")) for name in small},
-            dtype={name: str(one.dtype) for name, one in small.items() if one.dtype.kind == "f"},
-            part=sample,
-        )
-        run.table(of_twin(FACTS_TABLE, kind), _wide(one, self._selection), part=sample)
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""
@@ -421,15 +411,33 @@ class Recorder:
         return found
 
 
-def _wide(sample: Sample, selection: Selection) -> pd.DataFrame:
+def write_facts(run: Any, one: Sample, layers: Sequence[int], heads: Sequence[int]) -> None:
+    """Write the facts of a sample, of its arrays as they are stored, beside them.
+
+    Args:
+        run: the run folder, open, in which the tokens of the sample are.
+        one: holds the arrays.
+        layers: recorded layers.
+        heads: recorded heads.
+    """
+    small = {name: array for name, array in one.facts.items() if AXES.get(name) != AXES["main"]}
+    run.arrays(
+        of_twin(FACTS, one.twin),
+        small,
+        {name: AXES.get(name, ("step", "layer")) for name in small},
+        dtype={name: str(array.dtype) for name, array in small.items() if array.dtype.kind == "f"},
+        part=one.index,
+    )
+    run.table(of_twin(FACTS_TABLE, one.twin), _wide(one, layers, heads), part=one.index)
+
+
+def _wide(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> pd.DataFrame:
     """The facts by step, layer and head, and the token and state of the strongest key; narrow
     numbers.
     """
     found = sample.facts
     main_TLH = found["main"]
-    step_TLH, layer_TLH, head_TLH = np.meshgrid(
-        sample.step_numbers_T, selection.layers, selection.heads, indexing="ij"
-    )
+    step_TLH, layer_TLH, head_TLH = np.meshgrid(sample.step_numbers_T, layers, heads, indexing="ij")
     columns: dict[str, Any] = {
         "step": step_TLH,
         "layer": layer_TLH,
