@@ -161,10 +161,12 @@ def test_what_masking_costs_is_held_against_random_keys():
 
 def test_what_a_newcomer_would_ask_is_said():
     alone = existence(0.1, strong=1 / 36, ruled=0.3)
-    weak = exists(replace(alone, heads=36, added=0.01), {"permuted": existence(0.063)})
+    weak = exists(
+        replace(alone, heads=36, added_S=0.01 + SPREAD / 10), {"permuted": existence(0.063)}
+    )
     assert "above 30 % in 1 of 36 heads" in spoken(weak)
     assert spoken(weak).endswith("the added sink receives 1.0 %, less than an even share.")
-    much = exists(replace(alone, added=0.2), {"permuted": existence(0.063)})
+    much = exists(replace(alone, added_S=0.2 + SPREAD), {"permuted": existence(0.063)})
     assert spoken(much).endswith("; the added sink receives 20.0 %.")
     cheap = replace(cost(0.18, 0.0), beyond_equal=mean_over(-0.55 + SPREAD))
     said = spoken(costs(cheap, {}, ""))

@@ -43,8 +43,8 @@ class Existence:
     """of a control that read a few steps alone, what ``strongest_S`` of the model is at these"""
     heads: int = 0
     """heads of all layers; 0 if not known"""
-    added: float = math.nan
-    """share that the added sinks receive; NaN without any"""
+    added_S: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """share that the added sinks receive together; empty without any"""
 
 
 @dataclass(frozen=True)

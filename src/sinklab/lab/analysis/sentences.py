@@ -57,9 +57,10 @@ def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str =
         said += f"; with {control}"
     if not math.isnan(at_same_steps):
         said += f" ({percent(at_same_steps)} at the same steps)"
-    if not math.isnan(own.added):
-        few = ", less than an even share" if own.added < own.even else ""
-        said += f"; the added sink receives {percent(own.added)}{few}"
+    added = mean_over(own.added_S)
+    if added.samples:
+        few = ", less than an even share" if added.above(own.even) is False else ""
+        said += f"; the added sink receives {percent(added.value)}{few}"
     return f"{said}."
 
 

@@ -76,11 +76,9 @@ def _stays(study: Any) -> Answer:
 def _existence(study: Any) -> Existence:
     seen = pd.DataFrame(study.measured.strongest_keys)
     strongest_S, strong_S, ruled_S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
-    even, added = 1 / float(seen["positions"].mean()), np.nan
-    if study.sink_count:
-        added = float(study.over("layer")["added_share"].mean())
-    heads = len(study.layers) * len(study.heads)
-    return Existence(strongest_S, strong_S, ruled_S, even, heads=heads, added=added)
+    even, heads = 1 / float(seen["positions"].mean()), len(study.layers) * len(study.heads)
+    added_S = seen["added"].dropna().to_numpy()
+    return Existence(strongest_S, strong_S, ruled_S, even, heads=heads, added_S=added_S)
 
 
 def _staying(study: Any) -> Staying:

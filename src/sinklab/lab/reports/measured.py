@@ -330,6 +330,7 @@ def _strongest_keys(sample: Sample) -> dict[str, Any]:
         "strong": float((known_LH > STRONG).mean()) if len(known_LH) else np.nan,
         "ruled": float(ratio(*sample.facts["with_sink"])),
         "positions": float(sample.positions_T.mean()),
+        "added": float(ratio(*sample.facts["sum_added_share"]).mean()),
         "holders": _holders(sample),
     }
 
