@@ -32,4 +32,3 @@ from .words import number as number
 from .words import percent as percent
 from .words import ranged as ranged
 from .words import signed as signed
-from .words import statements as statements

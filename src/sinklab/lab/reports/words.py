@@ -1,13 +1,8 @@
 """Numbers, shares and tokens as text for sentences and tables."""
 
 import math
-import re
-from collections.abc import Callable, Iterable
-from importlib import resources
+from collections.abc import Callable
 from typing import Any
-
-import pandas as pd
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.sentences import percent as percent
@@ -57,42 +52,3 @@ def quoted(label: str) -> str:
     if label == ADDED:
         return f"the {ADDED}"
     return label if label == MASK else printable(label)
-
-
-def statements(
-    package: str,
-    filters: Iterable[Callable[..., Any]],
-    tests: dict[str, Any] | None = None,
-    *,
-    file: str = "sentences.jinja",
-    **known: Any,
-) -> Callable[..., list[str]]:
-    """Return a function that states the sentences of a package's sentences.jinja, or another
-    ``file``, from the name of a statement and its subject; none if there is nothing to say. "¶"
-    stands between sentences of a statement; white space is free.
-
-    Args:
-        filters: functions that the statements use, by their names.
-        tests: and tests.
-        known: and constants.
-    """
-    text = resources.files(package).joinpath(file).read_text("utf-8")
-    # Plain text: a page escapes it.
-    words = Environment(
-        loader=FunctionLoader(lambda name: text),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    words.filters |= {each.__name__.lstrip("_"): each for each in (number, percent, *filters)}
-    words.tests |= {"unknown": pd.isna} | (tests or {})
-    words.globals |= known
-    module = words.get_template(file).module
-
-    def told(statement: str, *about: Any, **facts: Any) -> list[str]:
-        said = getattr(module, statement)(*about, **facts)
-        # not the spaces that do not break
-        parts = [re.sub(r"[ \n]+", " ", part).strip(" ") for part in said.split("¶")]
-        return [part for part in parts if part]
-
-    return told

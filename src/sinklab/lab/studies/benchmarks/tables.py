@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jinja2 import Environment, StrictUndefined
 
 from sinklab.core.instrument import Dose
 from sinklab.lab.analysis import Estimate
@@ -171,11 +173,26 @@ def key_words(control: str, protocol: str) -> str:
 
 @cache
 def spoken() -> Callable[..., list[str]]:
-    """Function that fills the statements of sentences.jinja."""
-    from sinklab.lab.reports import statements
-
+    """Function that states the sentences of sentences.jinja, from the name of a statement and its
+    subject; none if there is nothing to say. "¶" stands between sentences of a statement; white
+    space is free.
+    """
+    text = resources.files("sinklab.lab.studies.benchmarks").joinpath("sentences.jinja")
+    # plain text: a page escapes it
+    words = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters = (key_words, Dose.from_row, titled, signed, points)
-    return statements("sinklab.lab.studies.benchmarks", filters, matched=MATCHED)
+    words.filters |= {each.__name__: each for each in filters}
+    words.tests["unknown"] = pd.isna
+    words.globals["matched"] = MATCHED
+    module = words.from_string(text.read_text("utf-8")).module
+
+    def told(statement: str, *about: Any, **facts: Any) -> list[str]:
+        said = getattr(module, statement)(*about, **facts)
+        # not the spaces that do not break
+        parts = [re.sub(r"[ \n]+", " ", part).strip(" ") for part in said.split("¶")]
+        return [part for part in parts if part]
+
+    return told
 
 
 def points(estimate: Estimate) -> str:
