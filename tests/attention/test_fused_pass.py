@@ -37,21 +37,14 @@ def test_the_kernels_give_what_the_loop_and_the_dense_map_give():
         text=True,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout == "33 calls compared\n"
+    assert run.stdout == "13 calls compared\n"
 
 
-@pytest.mark.slow
-def test_a_cpu_is_not_served_and_triton_stays_unloaded():
-    q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
-    assert Fused.serving(Scores.of(q, k), ("received",)) is None
-    script = (
-        "import sys, torch, sinklab.extras.fast.score_pass\n"
-        "from sinklab.core.attention import Scores, attention_statistics\n"
-        "scores = Scores.of(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\n"
-        "attention_statistics(scores, ('received',))\n"
-        "assert 'triton' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+def test_a_cpu_is_not_served_and_kernels_stay_unloaded():
+    scores = Scores.of(torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8))
+    assert Fused.serving(scores, ("received",)) is None
+    attention_statistics(scores, ("received",))
+    assert "sinklab.extras.fast.triton_kernels" not in sys.modules
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

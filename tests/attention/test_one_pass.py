@@ -8,9 +8,7 @@ from dense import (
     ALL,
     dense_attention,
     float32_precision,
-    mask_of,
     received_attention,
-    twins,
 )
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -19,21 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from refusals import refused
 from sinklab.core.attention import Scores, attention_statistics
 from sinklab.extras.fast import arithmetic
-
-
-@pytest.mark.parametrize("kind", ["none", "causal", "padding"])
-@pytest.mark.parametrize("size", [1.0, 40.0])
-def test_long_rows(kind, size):
-    length = 520
-    # laid out as transformers does: (batch, position, head, dim), turned
-    q, k, v = (torch.randn(2, length, heads, 16).transpose(1, 2) for heads in (2, 1, 1))
-    q = q * size
-    mask, is_causal = mask_of(kind, 2, 2, length, length)
-    everyone = torch.ones(2, 1, length, dtype=torch.bool)
-    found = attention_statistics(Scores.of(q, k, mask, is_causal), ALL, v_BKSD=v)
-    for name, twin in twins(q, k, v, mask, is_causal, everyone).items():
-        twin = twin[:, 0] if name == "received" else twin
-        assert_close(found[name].double(), twin, rtol=2e-5 * size, atol=2e-5 * size)
 
 
 @pytest.mark.parametrize(

@@ -69,28 +69,6 @@ def test_no_query_sees_a_key_behind_the_last_of_them():
     assert own.visible_BHS[:, 0].tolist() == [[3, 2, 1, 0, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("form", ["all", "causal", "row", "square", "heads", "causal_heads"])
-@pytest.mark.parametrize("queries, keys", [(7, 7), (5, 9), (9, 5)])
-def test_some_queries_are_counted_as_a_dense_mask_counts_them(form, queries, keys):
-    shapes = {
-        "row": (2, 1, 1, keys),
-        "square": (1, 1, queries, keys),
-        "heads": (2, 3, queries, keys),
-        "causal_heads": (2, 3, queries, keys),
-    }
-    mask = torch.rand(shapes[form]) < 0.7 if form in shapes else None
-    some_BQ = torch.rand(2, queries) < 0.5
-    is_causal = form.startswith("causal")
-    dense_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool)
-    if mask is not None:
-        dense_BHQS = mask
-    if is_causal:
-        dense_BHQS = dense_BHQS.tril()
-    found = Visibility(mask, (2, queries, keys), is_causal).seen_by(some_BQ)
-    assert found.dtype == torch.int64
-    assert torch.equal(found, (dense_BHQS & some_BQ[:, None, :, None]).sum(2))
-
-
 def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts():
     # all three see the keys 0 to 4 of a buffer of 8, so nothing says which are their own
     may = (torch.arange(8) < 5).expand(1, 1, 3, 8).clone()

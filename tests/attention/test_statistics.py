@@ -50,19 +50,6 @@ def test_all_at_once_are_those_of_the_dense_map(kind, size, chunk, heads):
     assert_close(whole.double(), dense, rtol=1e-5 * size, atol=2e-6 * size)
 
 
-@pytest.mark.parametrize("chunk", [None, 5])
-def test_one_alone_is_that_of_the_dense_map(chunk):
-    q, k, v = factors()
-    mask, _ = mask_of("additive", B, H, Q, S)
-    options = {"mask": mask, "is_causal": True, "chunk": chunk}
-    twin = twins(q, k, v, mask, True, torch.ones(B, 1, Q))
-    for found_BHX, twin_BHX in (
-        (received_attention(q, k, **options), twin["received"][:, 0]),
-        (row_logsumexp(q, k, **options), twin["row_logsumexp"]),
-    ):
-        assert_close(found_BHX, twin_BHX.float(), rtol=1e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize("queries", [1, 300, 700])
 def test_many_blocks_and_long_rows(queries):
     q, k = (torch.randn(3, heads, size, 4).double() for heads, size in ((6, queries), (3, 700)))

@@ -70,17 +70,6 @@ def test_it_equals_the_plain_loop_and_its_gradients():
     assert grad[~masked].abs().max() == 0
 
 
-def test_rows_apart():
-    logits, given = batch()
-    logits_MV, maskable = logits[given["masked_BS"]], given["maskable_BS"]
-    rows = masked_token_loss(logits_MV, **given, reduction="row")
-    _, plain = plain_loss(logits, **given)
-    assert torch.allclose(rows, torch.stack(plain), rtol=1e-13)
-    mean = masked_token_loss(logits_MV, **given)
-    weights = maskable.sum(1) / maskable.sum()
-    assert torch.allclose((rows * weights).sum(), mean)
-
-
 def test_a_row_without_masks_costs_nothing():
     ids = torch.zeros(2, 4, dtype=torch.long)
     masked = torch.tensor([[False] * 4, [True] * 4])

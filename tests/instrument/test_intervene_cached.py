@@ -3,7 +3,6 @@ packs its heads.
 """
 
 # B batch, L layers, H heads, S keys
-import itertools
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def decode(model, cache, *edits, prompts=PROMPTS, **options):
     return log, recording, steps[-1].ids_BS
 
 
-@pytest.mark.parametrize("cache", CACHES[1:])
+@pytest.mark.parametrize("cache", [PrefixCache(), CACHES[3]])
 def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
     log, recording, _ = decode(tiny_model(SINKS), cache, BlockKeys(SinkKeys(Excess(1.0))))
     counts = []
@@ -49,7 +48,7 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache):
     assert min(counts) > 0
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", CACHES[::2])
 def test_guidance_has_two_memories(cache):
     model = tiny_model(SINKS)
     edit = MaskSinks(1, when="kept")
@@ -69,10 +68,7 @@ def test_guidance_has_two_memories(cache):
 
 @pytest.mark.parametrize(
     "edit, removal",
-    [
-        *itertools.product(("sinks", "positions"), ("mask", "zero_value")),
-        ("window", None),
-    ],
+    [("sinks", "mask"), ("positions", "zero_value"), ("window", None)],
 )
 def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
     model = llama(causal=True)
@@ -104,8 +100,6 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit, removal):
 
 
 RUNS = [
-    (MaskSinks(1),),
-    (MaskSinks(2, how="zero_value"),),
     (MaskSinks(1, when="kept", limit=3), BlockKeys(SinkKeys(Excess(1.0)))),
     (MaskPositions((2, 3), steps=(1, 2)), MaskPositions(range(0, 2), steps=(3, None))),
 ]
@@ -121,7 +115,7 @@ def equal(one, other):
         assert_close(left["removed"], right["removed"])
 
 
-@pytest.mark.parametrize("edits, cache", [*zip(RUNS, [CACHES[0], CACHES[3]] * 2, strict=True)])
+@pytest.mark.parametrize("edits, cache", [*zip(RUNS, CACHES[::3], strict=True)])
 def test_a_second_run_in_one_block_is_what_it_is_in_its_own(edits, cache):
     model = tiny_model(SINKS)
     denoiser = model.denoiser()

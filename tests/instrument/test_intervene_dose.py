@@ -12,38 +12,8 @@ from refusals import refused
 from sinklab.core.instrument import BlockKeys, Dose, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, Random, by_protocol
-from sinklab.lab.measures.controls import TOLERANCE, equal_mass
+from sinklab.lab.measures.controls import TOLERANCE
 from tiny_models import llama
-
-
-def greedy(scores, wanted, free):
-    """Keys of one head whose scores sum to within the tolerance of what is wanted, the greatest
-    first.
-    """
-    taken, total = [], 0.0
-    for key in sorted(range(len(scores)), key=lambda key: (-scores[key], key)):
-        if total >= (1 - TOLERANCE) * wanted:
-            break
-        if free[key] and total + scores[key] <= (1 + TOLERANCE) * wanted:
-            taken.append(key)
-            total += scores[key]
-    return taken if wanted > 0 and total >= (1 - TOLERANCE) * wanted else None
-
-
-def test_equal_mass_is_the_greedy_choice_of_each_head():
-    generator = torch.Generator().manual_seed(0)
-    score_BHS = torch.rand(40, 5, 12, generator=generator, dtype=torch.float64) ** 4
-    free_BHS = torch.rand(score_BHS.shape, generator=generator) < 0.7
-    wanted_BH = torch.rand(40, 5, generator=generator, dtype=torch.float64) * 1.5
-    wanted_BH[0] = 0.0
-    flags_BHS, found_BH = equal_mass(score_BHS, wanted_BH, free_BHS)
-    for row, head in np.ndindex(40, 5):
-        keys = greedy(
-            score_BHS[row, head].tolist(), float(wanted_BH[row, head]), free_BHS[row, head].tolist()
-        )
-        assert bool(found_BH[row, head]) == (keys is not None)
-        assert flags_BHS[row, head].nonzero()[:, 0].tolist() == sorted(keys or [])
-    assert 0.2 < found_BH.float().mean() < 0.95
 
 
 @pytest.mark.parametrize("padded, rule", [(True, None), (False, Excess(0.9))])
@@ -110,16 +80,6 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
     table = log.table()
     assert table["sinks"].sum() == sinks_BH.sum() and (table["chosen"] == 3).all()
     assert str(dose).startswith("3.00 keys a head (") and str(dose).endswith("\u00a0% removed")
-
-
-def test_a_dose_of_zero_is_a_dose():
-    model = llama()
-    with torch.no_grad(), intervene(model, BlockKeys(SinkKeys(Excess(50.0)), when="now")) as log:
-        model(IDS)
-    dose = log.dose()
-    assert dose.keys == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
-    assert str(dose) == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
-    assert str(Dose()) == "nothing blocked" and math.isnan(Dose().keys)
 
 
 def test_doses_pool_as_their_logs_do():

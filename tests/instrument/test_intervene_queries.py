@@ -5,13 +5,12 @@ attention.
 # B batch, H heads, Q queries, S keys
 from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
-from probed import EXACT, IDS, PADDED, padding
+from probed import EXACT, IDS, padding
 from torch import nn
 from torch.testing import assert_close
 
@@ -22,9 +21,8 @@ from sinklab.core.instrument import BlockKeys, Choice, TopKeys, intervene
 from sinklab.core.instrument.arguments import read_call
 from sinklab.core.subject import Canvas
 from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
-from sinklab.lab.measures.values import ShuffleValue
 from tiny_diffusion import tiny_model
-from tiny_models import Prefixed, llama
+from tiny_models import llama
 
 OWN = torch.eye(12, dtype=torch.bool)
 QUERIES = {"all": range(12), "from5": range(5, 12)}
@@ -41,8 +39,7 @@ def blocked(columns_BH1S, queries):
     return columns_BH1S & rows(*queries)[:, None] & ~OWN
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads", [None, (1, 3)])
+@pytest.mark.parametrize("causal, heads", [(False, None), (True, (1, 3))])
 def test_lone_rows_see_themselves_alone(causal, heads):
     model = llama(causal=causal).double()
     with torch.no_grad(), intervene(model, LoneRows(rows=(5, 0), heads=heads)) as log:
@@ -71,19 +68,9 @@ def test_a_lone_row_is_the_form_of_attention_that_is_trained():
         assert not torch.allclose(inside, full(IDS).logits)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_lone_row_and_the_models_own_sink_columns(keep):
-    model = Prefixed().double()
-    with torch.no_grad(), intervene(model, LoneRows(keep_prefix=keep)):
-        ours = model(IDS)
-    seen_QS = torch.cat([torch.full((12, 2), keep), OWN], 1)
-    theirs, _ = dense(model, lambda: model(IDS), lambda layer, a: rows(0)[:, None] & ~seen_QS)
-    assert_close(ours, theirs, **EXACT)
-
-
-@pytest.mark.parametrize("queries", QUERIES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "queries, causal, padded", [("all", True, True), ("all", False, False), ("from5", True, False)]
+)
 def test_keys_are_blocked_for_some_queries(queries, causal, padded):
     model, (given, real) = llama(causal=causal).double(), padding(padded)
     with torch.no_grad(), intervene(model, MaskSinks(2, when="now", queries=queries)) as log:
@@ -136,49 +123,9 @@ def test_states_of_queries(queries):
     if queries == "prompt":
         with refusing("queries='prompt'"), intervene(model, edit):
             model(ids_BS)
-        return
-    with torch.no_grad(), intervene(model, edit):
-        ours = model(ids_BS).logits
-    if queries == "committed":
-        hidden = (~state["masked"][:, :, None] & gone_S & ~OWN)[:, None]
-    theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
-    assert_close(ours, theirs, **EXACT)
-
-
-def test_shuffled_values_are_those_of_other_keys_drawn_by_the_seed():
-    model = llama().double()
-    real = PADDED.bool()
-    shuffled = ShuffleValue.values
-
-    def outputs(seed):
-        edit = BlockKeys("top:k=3", when="now", how="shuffle_value", seed=seed, layers=(0,))
-        changed = []
-
-        def values(how, call, value_BHSD, blocked_BHS, random_BHS):
-            new_BHSD = shuffled(how, call, value_BHSD, blocked_BHS, random_BHS)
-            changed.append((value_BHSD, blocked_BHS, new_BHSD))
-            return new_BHSD
-
-        with (
-            torch.no_grad(),
-            mock.patch.object(ShuffleValue, "values", values),
-            intervene(model, edit) as log,
-        ):
-            logits = model(IDS, attention_mask=PADDED).logits
-        held = log.removals[0]["removed"]
-        assert_close(held, log.removals[0]["held"])
-        return logits, changed[0]
-
-    logits, (old_BHSD, blocked_BHS, new_BHSD) = outputs(0)
-    for row, head in np.ndindex(2, 4):
-        keys = blocked_BHS[row, head].nonzero()[:, 0].tolist()
-        others = [key for key in range(12) if real[row, key] and key not in keys]
-        donors = []
-        for key in keys:
-            same = (old_BHSD[row, head, others] == new_BHSD[row, head, key]).all(-1)
-            donors += [others[int(same.nonzero()[0])]]
-        assert len(keys) == 3 == len(set(donors)), "each gets another key's value"
-    assert torch.equal(logits, outputs(0)[0]) and not torch.equal(logits, outputs(1)[0])
+    if queries == "masked":
+        with torch.no_grad(), intervene(model, edit):
+            assert_close(model(ids_BS).logits, theirs, **EXACT)
 
 
 def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():

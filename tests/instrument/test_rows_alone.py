@@ -58,20 +58,15 @@ def decoded(model, canvas, cache, edit):
 
 
 PLACES = [*itertools.product(("left",), CACHES), ("right", "none")]
-# every model in every place, edited in every second one
+# every model in two places, edited in one of them
 CASES = [
-    (kind, *place, ("none", "strongest")[(row + column) % 2])
+    (kind, *PLACES[(row + 2 * turn) % 4], edit)
     for row, kind in enumerate(MODELS)
-    for column, place in enumerate(PLACES)
+    for turn, edit in enumerate(("none", "strongest"))
 ]
 CASES += [
     ("sinks in front", "left", cache, edit)
-    for edit, caches in {
-        "carried": ("prefix", "dual"),
-        "by rule": ("none", "dual"),
-        "window": ("none", "prefix"),
-    }.items()
-    for cache in caches
+    for edit, cache in {"carried": "dual", "by rule": "none", "window": "prefix"}.items()
 ]
 
 

@@ -21,7 +21,7 @@ from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast import decoder
 from sinklab.extras.fast.in_sequence import InSequence
-from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
@@ -70,11 +70,10 @@ def written(model, cache):
     return list(denoise(model.denoiser(), start, cache=cache, block_length=3))
 
 
-@pytest.mark.parametrize("cache", [DualCache(), PrefixCache()])
-@pytest.mark.parametrize("sinks", [0, 1])
-def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run, cache, sinks):
+def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run):
+    cache = DualCache()
     model, other, taken, own = (
-        tiny_model(sinks),
+        tiny_model(1),
         tiny_model(1, seed=1),
         [],
         decoder.FastDecoder.__call__,
@@ -126,25 +125,9 @@ def test_a_model_is_watched_with_its_parts_and_what_it_is_part_of():
     with watching(layer):
         assert all(map(is_watched, (layer, layer.mlp, model.model, model, wrapper)))
         assert not any(map(is_watched, (sibling, model.lm_head, other)))
-    for module in (model, model.model, wrapper):
-        with trace(module):
-            assert is_watched(model)
-            module(IDS) if module is not model.model else module(input_ids=IDS)
-    assert not any(map(is_watched, (model, layer, wrapper)))
-
-
-def test_blocks_may_overlap_in_any_order_and_end_with_an_error():
-    model, other = tiny_model(), tiny_model()
-    one, two = watching(model), watching(model)
-    one.__enter__()
-    two.__enter__()
-    one.__exit__(None, None, None)
-    assert is_watched(model) and not is_watched(other)
-    two.__exit__(None, None, None)
-    assert not is_watched(model)
     with pytest.raises(ZeroDivisionError), watching(model):
         _ = 1 / 0
-    assert not is_watched(model)
+    assert not any(map(is_watched, (model, layer, wrapper)))
 
 
 def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):

@@ -16,7 +16,7 @@ from probed import IDS
 from torch import Tensor, nn
 
 from refusals import refused, refusing
-from sinklab.core.attention.visibility import allowed, doubtful
+from sinklab.core.attention.visibility import doubtful
 from sinklab.core.instrument import BlockKeys, TopKeys, intervene, trace
 from tiny_models import Attends, HandWritten, by_itself, llama
 
@@ -25,29 +25,6 @@ def alibi(heads, queries, keys):
     """The bias of ALiBi, which falls far below -100."""
     distance_QS = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
     return -(2.0 ** -torch.arange(heads))[:, None, None] * distance_QS.abs().float()
-
-
-@pytest.mark.parametrize("floor", [-1e9, -math.inf, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("causal", [False, True])
-def test_least_values_hide(floor, causal):
-    may = torch.ones(2, 1, 6, 6, dtype=torch.bool)
-    may[0, ..., :2] = False
-    may = may.tril() if causal else may
-    mask = torch.zeros(may.shape).masked_fill(~may, floor)
-    assert torch.equal(allowed(mask), may) and not doubtful(mask)
-    # -inf for what comes later, the other number for padding
-    mixed = mask.masked_fill(~torch.ones_like(may).tril(), -math.inf)
-    assert torch.equal(allowed(mixed), may.tril()) and not doubtful(mixed)
-
-
-def test_a_graded_bias_hides_nothing():
-    bias = alibi(4, 600, 600)
-    assert bias.min() < -500 and allowed(bias).all() and not doubtful(bias)
-    hidden = bias.masked_fill(~torch.ones(600, 600, dtype=torch.bool).tril(), -math.inf)
-    assert torch.equal(allowed(hidden), hidden > -math.inf) and not doubtful(hidden)
-    for constant in (-99.0, -5000.0):
-        same = torch.full((2, 5, 5), constant)
-        assert allowed(same).all() and not doubtful(same)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +49,8 @@ def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
         refused(message, model, *qkv, mask)
         model(*qkv, torch.zeros(6, 6))
     assert len(recording.received) == 2
+    # a constant blocks nothing, a gradual bias neither
+    assert not doubtful(torch.full((2, 5, 5), -5000.0)) and not doubtful(alibi(4, 600, 600))
     # what is low may stand before the fall, and not at the first key
     assert doubtful(torch.tensor([-60.0, -105, -40]).expand(3, 3))
     # a padded bias by distance is in doubt too
@@ -222,9 +201,9 @@ def drawn(seed):
     return Case(q, k, v, options, may_BHQS.expand(batch, heads, -1, -1), bias, real_BQ)
 
 
-def test_three_hundred_calls_are_those_of_a_dense_twin():
+def test_random_calls_are_those_of_a_dense_twin():
     model, seen = Attends(), set()
-    for seed in range(300):
+    for seed in range(150):
         case = drawn(seed)
         call = (case.q_BHQD, case.k_BKSD, case.v_BKSD)
         plain = model(*call, **case.options)

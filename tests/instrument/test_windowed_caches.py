@@ -4,13 +4,11 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 from transformers import DynamicCache
 
 from refusals import refused, refusing
-from sinklab.core.instrument import BlockKeys, Choice, Positions, TopKeys, intervene, trace
-from sinklab.core.instrument.arguments import read_call
+from sinklab.core.instrument import BlockKeys, Positions, TopKeys, intervene, trace
 from tiny_models import NO_ENDS, SIZES
 
 WINDOW, STEPS, PROMPT = 5, 6, 7
@@ -34,7 +32,6 @@ def windowed(kind, attention="sdpa"):
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-KINDS = ("Mistral", "Qwen2", "Gemma3", "Cohere2")
 IDS = torch.randint(1, 40, (2, PROMPT), generator=torch.Generator().manual_seed(3))
 PADDED = torch.ones_like(IDS)
 PADDED[0, :2] = 0
@@ -65,8 +62,7 @@ def whole(model, ids_BS):
     [
         ("Mistral", "sdpa"),
         pytest.param("Qwen2", "eager", marks=pytest.mark.ring("lab")),
-        pytest.param("Gemma3", "eager", marks=pytest.mark.ring("lab")),
-        ("Cohere2", "sdpa"),
+        ("Gemma3", "sdpa"),
     ],
 )
 def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attention):
@@ -91,8 +87,7 @@ def test_every_step_is_the_last_row_of_a_pass_over_the_whole_text(kind, attentio
             assert torch.equal(seen > 0, (expected > 0).any(2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind, cache", [("Mistral", "dynamic"), ("Gemma3", "static")])
 @pytest.mark.parametrize("watch", [trace, lambda model: intervene(model, allow_idle=True)])
 def test_a_cache_that_drops_keys_is_refused_once_it_does(kind, cache, watch):
     model = windowed(kind)
@@ -108,8 +103,6 @@ def test_a_cache_that_drops_keys_is_refused_once_it_does(kind, cache, watch):
     "kind, removal, attention",
     [
         ("Mistral", "mask", "sdpa"),
-        ("Gemma3", "mask", "sdpa"),
-        pytest.param("Qwen2", "zero_value", "eager", marks=pytest.mark.ring("lab")),
         pytest.param("Gemma3", "zero_value", "eager", marks=pytest.mark.ring("lab")),
     ],
 )
@@ -133,7 +126,7 @@ def test_a_position_stays_hidden_as_long_as_it_is_there(kind, removal, attention
         assert_close(recording.received[step][..., :keys], alone.last_row[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3"])
 def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     model, text_BS = windowed(kind), torch.cat([IDS, IDS[:, 2:6]], 1)
     with trace(model, ("row_entropy",)) as alone:
@@ -157,9 +150,8 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     assert_close(recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1))
 
 
-@pytest.mark.parametrize("kind", ["Mistral", "Qwen2"])
-def test_the_first_token_taken_once_is_no_other_token_later(kind):
-    model = windowed(kind)
+def test_the_first_token_taken_once_is_no_other_token_later():
+    model = windowed("Mistral")
     edit = BlockKeys(TopKeys(1), when="kept", limit=1)
     with intervene(model, edit) as log, trace(model) as recording:
         generated(model, attention_mask=torch.ones_like(IDS))
@@ -176,18 +168,6 @@ def test_a_prompt_longer_than_the_window_loses_what_was_chosen_in_it():
     with intervene(model, BlockKeys(TopKeys(1))) as log:
         generated(model)
     assert len(log.removals) == STEPS - 1
-
-
-def test_keys_behind_a_window_are_not_counted_among_those_that_a_query_loses():
-    seen = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
-    gone = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
-    received = torch.arange(8.0) * seen
-    keys = torch.zeros(1, 1, 8, 4)
-    given = {"query": keys[:, :, :1], "key": keys, "value": keys, "attn_mask": seen.bool()[None]}
-    call = read_call("layer", nn.Identity(), given, {})
-    call.known["received_BHS"] = received[None, None]
-    call = call.within(heads=[0], choice=Choice(blocked_BHS=gone[None, None], limit=6))
-    assert TopKeys(1).select(call).nonzero().tolist() == [[0, 0, 7]]
 
 
 def test_a_cache_that_does_not_say_which_keys_it_keeps_is_refused():

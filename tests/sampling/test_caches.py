@@ -66,16 +66,11 @@ def test_a_cache_recomputes_the_block_or_what_follows_too(cache, stop):
     assert asked(None) == ["afresh"] * 5
 
 
-@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
-def test_refreshes(kind):
+def test_refreshes():
     for every, full in ((1, [0, 1, 2, 3, 4]), (3, [0, 3]), (None, [0])):
-        cache = kind(refresh_every=every)
+        cache = DualCache(refresh_every=every)
         assert [nth for nth in range(5) if cache.columns(4, 6, 9, nth) is None] == full
-
-
-@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
-def test_a_refresh_every_that_is_no_count_is_refused(kind):
-    refused("refresh_every must .*0", kind, refresh_every=0)
+    refused("refresh_every must .*0", DualCache, refresh_every=0)
 
 
 def test_caches_by_name():

@@ -33,18 +33,9 @@ def start(seed=0, **settings):
             r"confidence; use",
         ),
         (
-            {"rule": "topk_margin", "schedule": "factor"},
-            r"TopkMargin.*, which gives no probability of the",
-        ),
-        (
             {"rule": "low_confidence", "schedule": "entropy_bound"},
             r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no "
             r"entropy; use entropy",
-        ),
-        (
-            {"rule": "origin", "schedule": "even"},
-            r"the schedule 'even' does not go with the rule Origin\(\), which decides on every "
-            r"position alone",
         ),
         (
             {"rule": Origin(), "schedule": Timed(pooled=True)},
@@ -98,9 +89,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
         (schedules, "factor:factor=0", "factor must be more than 0, but is 0"),
         (schedules, "entropy_bound:gamma=-1", "gamma must be at least 0, but is -1"),
         (schedules, "timed:eps=0", "eps must be more than 0 and less than 1, but is 0.*1e-3"),
-        (schedules, "timed:eps=1", "less than 1, but is 1"),
         (unmasking_rules, "low_confidence:alg_temp=-0.1", "alg_temp .*finite .* is -0.1"),
-        (unmasking_rules, "entropy:alg_temp=inf", "alg_temp .*but is inf"),
         (schedules, "even:zeta=1", "'zeta'; it has none"),
     ],
 )
@@ -137,8 +126,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
 
 
 @pytest.mark.ring("lab")
-@pytest.mark.parametrize("schedule", ["even", "timed"])
-@pytest.mark.parametrize("rule", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
+@pytest.mark.parametrize("rule, schedule", [("low_confidence", "even"), ("entropy", "timed")])
 def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
     def order(seed, alg_temp):
         drawn = start(

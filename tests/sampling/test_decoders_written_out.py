@@ -44,17 +44,12 @@ def sizes_of(block_length):
 
 SCHEDULES = [
     ("low_confidence", "threshold:threshold=0.5", threshold(0.5)),
-    ("low_confidence", "threshold:threshold=0.0", threshold(0.0)),
     ("low_confidence", "threshold:threshold=1.0", threshold(1.0)),
-    ("maskgit_plus", "threshold:threshold=0.8", threshold(0.8)),
     ("topk_margin", "threshold:threshold=0.4", threshold(0.4)),
     ("low_confidence", "factor:factor=1.0", factor(1.0, False)),
-    ("low_confidence", "factor:factor=1.0,strict=true", factor(1.0, True)),
-    ("maskgit_plus", "factor:factor=0.5", factor(0.5, False)),
     ("maskgit_plus", "factor:factor=2.5,strict=true", factor(2.5, True)),
     ("entropy", "entropy_bound:gamma=0.0", entropy_bound(0.0)),
     ("entropy", "entropy_bound:gamma=0.7", entropy_bound(0.7)),
-    ("entropy", "entropy_bound:gamma=3.0", entropy_bound(3.0)),
     ("entropy", "entropy_bound:gamma=1e9", entropy_bound(1e9)),
 ]
 
@@ -75,12 +70,11 @@ def test_schedules_that_read_the_scores(rule, schedule, count):
 
 
 @pytest.mark.ring("extras")
-@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("tau", [0.5, 1.0])
 @pytest.mark.parametrize(
     "steps, quotas",
     [
         ("", [1] * 5),
-        (",steps=2,block_length=5", [3, 2]),
         (",steps=4,block_length=5", [2, 1, 1, 1]),
     ],
 )
@@ -94,7 +88,7 @@ def test_sdars_quota_is_that_of_a_whole_block(tau, steps, quotas):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_dreams_time_schedule(rule):
-    cases = [(12, 12, 1e-3), (5, 12, 0.2), (7, 5, 1e-5), (20, 12, 1e-3), (9, 4, 0.2)]
+    cases = [(5, 12, 0.2), (7, 5, 1e-5), (20, 12, 1e-3)]
     for seed, (steps, block_length, eps) in enumerate(cases):
         sizes = sizes_of(block_length)
         share, rest = divmod(steps, len(sizes))
@@ -107,14 +101,10 @@ def test_dreams_time_schedule(rule):
 
 
 QUOTAS = [
-    (12, 12, [12]),
-    (5, 12, [5]),
     (None, 4, [4, 4, 4]),
     (8, 4, [3, 3, 2]),
-    (7, 5, [3, 2, 2]),
     (11, 5, [5, 4, 2]),
     (12, 1, [1] * 12),
-    (1, 12, [1]),
     (3, 50, [3]),
 ]
 """steps, length of blocks, and the steps of each block"""
@@ -132,13 +122,11 @@ def test_lladas_even_quota(rule):
 
 
 @pytest.mark.parametrize("rule", OF_LAB)
-@pytest.mark.parametrize(
-    "cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str
-)
+@pytest.mark.parametrize("cuts", [{"top_p": 0.6}, {"top_p": 0.9, "top_k": 5}], ids=str)
 def test_scores_after_top_p_and_top_k(rule, cuts):
     differs, blocks = False, [(12, even(12))]
     for seed in range(2):
         toy, ours, _ = rows(seed, rule=rule, **cuts)
         assert ours == written_out(toy, rule, blocks, **cuts)
         differs |= ours != written_out(toy, rule, blocks)
-    assert differs or cuts == {"top_k": 99}, "the cut changes nothing"
+    assert differs, "the cut changes nothing"

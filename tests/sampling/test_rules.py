@@ -15,7 +15,7 @@ from sinklab.core.subject import (
     TokenSampling,
     denoise,
 )
-from sinklab.lab.samplers import Origin, Timed
+from sinklab.lab.samplers import Origin
 
 LAB = pytest.mark.ring("lab")
 
@@ -113,19 +113,14 @@ def test_positional_order_is_one_permutation_per_row_known_from_the_start():
         assert torch.equal(one.committed_BS, other.committed_BS)
     assert all((step.committed_BS.sum(1) == 1).all() for step in steps)
     order_BT = torch.stack([step.committed_BS.int().argmax(1) for step in steps], 1)
-    for step in steps:
-        seen = step.confidence_BS[:, 1:]
-        assert torch.equal(seen.isnan(), ~step.masked_BS[:, 1:])
-        assert torch.equal(seen[~seen.isnan()], steps[0].confidence_BS[:, 1:][~seen.isnan()])
     assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
     # 300 of 120 permutations: all but a few must come up.
     assert len({tuple(row) for row in order_BT.tolist()}) > 90
     refused(r"start\(open_BS, generator\)", PositionalOrder(), candidates(torch.zeros(2, 3)))
 
 
-@pytest.mark.parametrize("alg_temp", [0.3, 1.5])
-def test_alg_temp_draws_positions_like_successive_draws_without_replacement(alg_temp):
-    rows, k = 20_000, 2
+def test_alg_temp_draws_positions_like_successive_draws_without_replacement():
+    rows, k, alg_temp = 20_000, 2, 0.3
     confidence = [0.9, 0.5, 0.3, 0.2]
     canvas = Canvas.from_prompts([[]] * rows, new_tokens=4, mask_id=9)
     p = torch.tensor([[x, *[(1 - x) / 8] * 8] for x in confidence], dtype=torch.float64).log()
@@ -179,16 +174,3 @@ def test_origin_commits_every_position_alone_with_the_probability_of_the_step():
     # Independent: the number in a row is Binomial(5, 1/4), of variance 15/16, not a quota.
     assert first.float().var().item() == pytest.approx(15 / 16, rel=0.1)
     assert not (done[-1].ids_BS == MASK).any()
-
-
-def test_origin_takes_the_time_schedule_by_itself_and_ends_when_all_is_committed():
-    canvas = Canvas.from_prompts([[1]], new_tokens=1, mask_id=MASK)
-    lengths = {
-        len(list(denoise(zeros, canvas, rule=Origin(), steps=6, generator=seeded(s))))
-        for s in range(30)
-    }
-    assert min(lengths) == 1
-    assert max(lengths) <= 6
-    explicit = denoise(zeros, canvas, rule="origin", schedule=Timed(), steps=6, generator=seeded(7))
-    alone = denoise(zeros, canvas, rule="origin", steps=6, generator=seeded(7))
-    assert [s.committed_BS.tolist() for s in explicit] == [s.committed_BS.tolist() for s in alone]

@@ -1,7 +1,5 @@
 import dataclasses
-import inspect
 import json
-from pathlib import Path
 
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
@@ -15,8 +13,8 @@ from sinklab.core.subject import (
     denoise,
     guided,
 )
-from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.samplers import Entropy, EntropyBound, Factor, Threshold, Timed
+from sinklab.lab.caching import DualCache
+from sinklab.lab.samplers import Entropy, Threshold, Timed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
 
@@ -34,20 +32,13 @@ def decoded(settings, **given):
         ({}, {"rule": LowConfidence(), "schedule": EvenQuota(), "cache": None}),
         ({"rule": "entropy:alg_temp=0.4"}, {"rule": Entropy(alg_temp=0.4)}),
         ({"rule": "low_confidence:defer_ids=3+4"}, {"rule": LowConfidence(defer_ids=(3, 4))}),
-        ({"schedule": "threshold"}, {"schedule": Threshold(0.9)}),
         ({"schedule": "threshold:threshold=0.5"}, {"schedule": Threshold(0.5)}),
-        ({"schedule": "factor:factor=2.0"}, {"schedule": Factor(2.0)}),
-        (
-            {"rule": "entropy", "schedule": "entropy_bound:gamma=0.3"},
-            {"schedule": EntropyBound(0.3)},
-        ),
         (
             {"schedule": "timed:eps=1e-5,pooled=true"},
             {"schedule": Timed(1e-5, pooled=True)},
         ),
         ({"rule": "origin"}, {"schedule": Timed(1e-3)}),
         ({"rule": "origin", "schedule": "timed:eps=0.1"}, {"schedule": Timed(0.1)}),
-        ({"cache": "prefix"}, {"cache": PrefixCache()}),
         ({"cache": "dual:refresh_every=4"}, {"cache": DualCache(4)}),
     ],
     ids=str,
@@ -64,13 +55,6 @@ def test_settings_are_plain_data_and_come_back_from_json():
         name: tuple(value) if isinstance(value, list) else value for name, value in back.items()
     }
     assert DecodingSettings(**restored) == settings
-
-
-def test_every_field_is_described():
-    source = Path(inspect.getfile(DecodingSettings)).read_text("utf-8")
-    for field in dataclasses.fields(DecodingSettings):
-        declared = source.split(f"    {field.name}: ")[1].split("\n", 2)[1]
-        assert declared.strip().startswith('"""'), field.name
 
 
 def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
@@ -97,15 +81,11 @@ def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
     "settings, message",
     [
         ({"schedule": "even:threshold=0.9"}, "even.*threshold"),
-        ({"schedule": "threshold:factor=1.5"}, "threshold.*factor"),
-        ({"rule": "random:alg_temp=0.1"}, "random.*alg_temp"),
-        ({"rule": "entropy:defer_ids=1"}, "entropy.*defer_ids"),
         ({"cache": "none:refresh_every=2"}, "cache must be|none.*refresh_every"),
         (
             {"rule": "lowconfidence"},
             r"unmasking rule must be .*'lowconfidence'; did you mean 'low_confidence",
         ),
-        ({"schedule": "evn"}, r"schedule must be .*'evn'; did you mean 'even'\?"),
         ({"cache": "duel"}, r"cache must be .*'duel'; did you mean 'dual'\?"),
     ],
     ids=str,

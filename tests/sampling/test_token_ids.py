@@ -25,19 +25,6 @@ def test_one_id_or_several_in_any_form(given):
     assert settings == DecodingSettings(stop_ids=(5,))
 
 
-def test_a_single_id_will_do_everywhere():
-    deferred = DecodingSettings(rule="low_confidence:defer_ids=5", suppress_ids=6)
-    assert deferred.values()["rule"] == LowConfidence(defer_ids=(5,))
-    assert LowConfidence(defer_ids=5) == LowConfidence(defer_ids=(5,))
-    ids = [step.ids_BS.tolist() for step in start(rule="left_to_right")]
-    token = ids[-1][0][3]
-    assert (
-        list(start(rule="left_to_right", stop_ids=token))[-1].ids_BS[0, 3:].tolist() == [token] * 3
-    )
-    without = list(start(rule="left_to_right", suppress_ids=token))[-1].ids_BS
-    assert not (without[CANVAS.open_BS] == token).any()
-
-
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -61,10 +48,6 @@ def test_a_single_id_will_do_everywhere():
 )
 def test_what_is_no_id_is_refused(make, message):
     refused(message, make)
-
-
-def test_the_last_id_of_the_vocabulary_may_end_a_row():
-    assert list(start(stop_ids=[VOCABULARY - 1]))
 
 
 @pytest.mark.parametrize(

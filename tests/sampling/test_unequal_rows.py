@@ -21,10 +21,7 @@ def texts(canvas, seed, **settings):
     "settings",
     [
         {"steps": 2},
-        {"steps": 1},
-        {"block_length": 2},
         {"block_length": 2, "schedule": "threshold:threshold=0.3"},
-        {"schedule": "timed", "steps": 2},
         {"schedule": "timed", "steps": 9},
         {"schedule": "alpha", "steps": 9},
     ],
@@ -32,7 +29,7 @@ def texts(canvas, seed, **settings):
 )
 def test_unequal_rows_get_what_they_get_alone(settings):
     canvas = Canvas.infill(HOLES, mask_id=MASK)
-    for seed in range(8):
+    for seed in range(4):
         together = texts(canvas, seed, **settings)
         for row in range(2):
             alone = texts(Canvas.infill([HOLES[row]], mask_id=MASK), seed, **settings)[0]
@@ -62,11 +59,6 @@ def test_unequal_rows_get_what_they_get_alone(settings):
 def test_what_would_change_a_row_is_refused(settings, message):
     canvas = Canvas.infill(HOLES, mask_id=MASK)
     refused(message, denoise, ToyDenoiser(canvas.attention_BS), canvas, **settings)
-
-
-def test_a_row_with_nothing_to_fill_has_no_say():
-    moved = Canvas.infill([HOLES[1], [1, 2, MASK, 3, 4, 5, MASK], HOLES[2]], mask_id=MASK)
-    assert len(texts(moved, 0, schedule="timed", block_length=1)[0]) == 3
 
 
 def test_rows_ranked_as_one_are_not_refused():

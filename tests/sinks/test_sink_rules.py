@@ -21,7 +21,7 @@ RULES = [Excess(), Excess(2.0, "zscore"), Excess(3.0, "percent"), Excess(0.1, "m
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("keys", [8, 64, 3000])
+@pytest.mark.parametrize("keys", [8, 3000])
 def test_uniform_attention_has_no_sink_and_one_hot_attention_one(rule, keys):
     uniform = np.full((keys, keys), 1 / keys).sum(0)
     assert_allclose(uniform, 1)
@@ -42,7 +42,7 @@ def test_threshold_is_strict_and_in_closed_form():
     assert find_sinks(a, Excess(), 64).tolist() == [False, True] + [False] * 62
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
 @pytest.mark.parametrize("scale", ["sum", "percent", "mean"])
 def test_closed_form_equals_the_printed_equation(epsilon, scale):
     generator = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_visible_counts_replace_the_number_of_keys():
 
 
 @pytest.mark.ring("lab")
-@pytest.mark.parametrize("keys", [24, 64, 500])
+@pytest.mark.parametrize("keys", [24, 500])
 def test_uniform_causal_attention_and_previous_tokens_have_no_sinks(keys):
     from sinklab.lab.analysis.rules import Top
 
@@ -142,27 +142,6 @@ def test_keys_that_few_queries_see_are_never_sinks():
     assert main_sink(np.ones(7), np.arange(7, 0, -1)) == -1
     # where all are seen by the same queries, however few, all are
     assert is_judgeable(np.array([1.0, 1.0, 0.0, np.nan])).tolist() == [True, True, False, False]
-
-
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_counts_say_who_sees_a_key(kind):
-    # two keys are padding, and so are two queries: six see six, whatever stands around them
-    padded = kind([[1.0] * 8, [0.0, 0.0, 4.0, 0.4, 0.4, 0.4, 0.4, 0.4]])
-    found = find_sinks(padded, Excess(), kind([[8] * 8, [0, 0, *[6] * 6]]))
-    assert found.tolist() == [[False] * 8, [False, False, True, *[False] * 5]]
-    # causal: of 24 keys the ninth has a mean weight of a half, and less than that of all 24 queries
-    rows = uniform_rows(24)
-    rows[8:] = 0.5 * np.eye(24)[[8] * 16] + 0.5 * rows[8:]
-    sums, visible = map(kind, causal(rows))
-    assert np.flatnonzero(find_sinks(sums, Gu(0.4), visible)).tolist() == [8]
-    assert not find_sinks(sums, Gu(0.4), 24).any()
-    # two added sinks, or two queries of four under a cache
-    assert find_sinks(kind([1.4, 0.1, 0.3, 0.2]), Gu(0.4), 2).tolist() == [
-        True,
-        False,
-        False,
-        False,
-    ]
 
 
 def test_float16_scores_do_not_overflow():

@@ -70,17 +70,8 @@ def test_steps_that_do_not_exist_stay_away():
     assert not find_sinks(received, Excess(), np.full((2, 3), np.nan), np.array([np.nan, 0])).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Excess(),
-        Excess(1.0, "percent"),
-        Excess(2.0, "zscore"),
-        Gu(),
-        pytest.param("top:k=2", marks=pytest.mark.ring("lab")),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rule", [Excess(), Excess(2.0, "zscore"), Gu()])
 def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
     draw = np.random.default_rng(0).dirichlet(np.full(10, 0.2), size=(3, 2, 4)).sum(-2)
     received = torch.from_numpy(draw).to(dtype)
