@@ -37,9 +37,11 @@ def traced(out, shard):
 
 
 def evaluated(out, shard):
+    from sinklab.lab.studies.benchmarks import harness_model
     from sinklab.lab.studies.benchmarks.run import evaluate
     from sinklab.lab.studies.benchmarks.study import EvalSettings
 
+    harness_model.PART = 2
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
     )
@@ -69,7 +71,7 @@ def sweep(kind, folder, seed):
     dice, log, out = random.Random(f"{seed} {kind}"), folder / "log.txt", folder / "run"
     began = time.perf_counter()
     assert together(JOBS[kind], out, 2, [], log) == [0, 0], log.read_text()
-    seconds, whole = time.perf_counter() - began, _by_key(contents(out))
+    seconds, whole = time.perf_counter() - began, contents(out)
     shutil.rmtree(out)
     ends = []
     counts = dice.sample([1, 2, 3, 4], 3)
@@ -77,7 +79,7 @@ def sweep(kind, folder, seed):
         last = number == len(counts) - 1
         kills = [] if last else [dice.uniform(0.0, seconds / count) for _ in range(count)]
         ends.append(together(JOBS[kind], out, count, kills, log))
-    found = _by_key(contents(out))
+    found = contents(out)
     apart = sorted(name for name in {*found, *whole} if found.get(name) != whole.get(name))
     return {
         "kind": kind,
@@ -86,15 +88,6 @@ def sweep(kind, folder, seed):
         "apart": apart,
         "log": log.read_text()[-2000:],
     }
-
-
-def _by_key(files):
-    """What differs by worker left out or joined: who answered what stands in files of its own."""
-    answers = sorted(
-        line for name, lines in files.items() if name.startswith("requests-") for line in lines
-    )
-    kept = {name: one for name, one in files.items() if not name.startswith("requests-")}
-    return kept | ({"requests": answers} if answers else {})
 
 
 def efficiency(folder, units, least, workers):

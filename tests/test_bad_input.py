@@ -40,7 +40,6 @@ from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.files import DEEPEST, from_json, read_json
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
-from sinklab.lab.studies.benchmarks.requests import RequestCache
 from sinklab.lab.training.checkpoints import read_position
 from sinklab.lab.training.recorders import History
 from tiny_diffusion import save_tiny
@@ -268,7 +267,6 @@ def test_prompts_corpora_and_answers(tmp_path):
             if file.suffix in (".txt", ".jsonl"):
                 with contextlib.suppress(ValueError):
                     [*read_corpus(file)]
-        RequestCache(folder, "x")
 
     cases(texts, tmp_path, 150, read)
 

@@ -10,7 +10,6 @@ import pytest
 
 from commands import cli
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.studies.benchmarks.requests import RequestCache
 from tiny_diffusion import save_tiny
 from tiny_tasks import write_gsm8k
 
@@ -51,11 +50,10 @@ STUDIES = {
         "ablation",
     ),
     "eval": (
-        "eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 --batch 2 "
-        f"{WRITES}",
-        RequestCache,
-        "add",
-        1,
+        f"eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 {WRITES}",
+        RunWriter,
+        "table",
+        2,
         "samples",
     ),
 }
@@ -66,6 +64,7 @@ STUDIES = {
 def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     if name == "eval":
         pytest.importorskip("lm_eval")
+        monkeypatch.setattr("sinklab.lab.studies.benchmarks.harness_model.PART", 2)
         write_gsm8k(4)
     save_tiny(Path("model"), 1, context=160)
     command, owner, method, calls, table = STUDIES[name]

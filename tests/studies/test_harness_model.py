@@ -3,9 +3,8 @@ arguments.
 """
 
 import copy
-import itertools
+import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +23,6 @@ from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings, request_key, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.progress import Progress
 from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -43,8 +41,8 @@ def instance(
     return Instance(kind, {}, arguments, number, (task, document, repeats))
 
 
-def an_lm(loaded, progress=None, **changes):
-    return SinklabLM(loaded, settings=replace(SETTINGS, **changes), progress=progress)
+def an_lm(loaded, **changes):
+    return SinklabLM(loaded, settings=replace(SETTINGS, **changes))
 
 
 def choices(loaded, document=0):
@@ -88,57 +86,26 @@ def test_choices_are_scored_under_the_same_noise(make, specs):
         "greedy decoding is not asked for where there are choices"
     )
     # what was told is what the tables are made of
-    assert model.told["toy", 0, 2]["tokens"] == len(pairs[2][1])
+    assert model.told["toy", 0, 2, 0]["tokens"] == len(pairs[2][1])
     one_at_a_time = [
         SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)
     ]
     assert [logprob for logprob, _ in found] == pytest.approx(one_at_a_time, abs=1e-4)
 
 
-class Counts(Progress):
-    """Keeps what was counted."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def count(self, done, total):
-        self.found.append((done, total))
-
-
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
-def test_a_pass_over_many_requests_is_counted_while_it_lasts(make):
-    loaded, counts = make(), Counts()
-    model = an_lm(loaded, new_tokens=4, progress=counts)
+def test_answers_are_counted_while_they_last(make):
+    loaded, counts = make(), []
+    model = an_lm(loaded, new_tokens=4)
     asked = [request for document in range(4) for request in choices(loaded, document)]
-    model.loglikelihood(asked)
-    # all of them are one unit of work
-    assert [done for done, _ in counts.found] == [*range(13), 12]
-    counts.found.clear()
-    model.generate_until([instance("generate_until", CONTEXT, {"until": []})])
-    done = [done for done, _ in counts.found]
-    assert done == sorted(done) and 0 < done[1] < 1 and done[-1] == 1 and len(done) > 4
-
-
-def test_the_whole_takes_as_long_as_its_documents_at_the_rate_of_those_answered(monkeypatch):
-    """Task by task: one of few long answers does not stand for one of many short ones."""
-    loaded, clock = tiny_loaded(), itertools.count(step=3)
-    model = an_lm(loaded, limit=2)
-    model.tasks = {
-        "tasks": {
-            "toy": SimpleNamespace(eval_docs=[{}] * 10),
-            "other": SimpleNamespace(eval_docs=[{}] * 100),
-        }
-    }
-    assert model.whole() == 0
-    place = "sinklab.lab.studies.benchmarks.harness_model.time"
-    monkeypatch.setattr(place, SimpleNamespace(perf_counter=clock.__next__))
-    asked = [request for document in range(2) for request in choices(loaded, document)]
-    model.loglikelihood(asked)
-    # all of them are one unit of work, of three seconds
-    assert model.whole() == 15
-    model.shard = 0, 3
-    assert model.whole() == 5
+    model.answered(asked, counts.append)
+    assert counts == [1] * 12
+    model.answered(asked, counts.append)
+    assert len(counts) == 12, "what is answered is not asked for again"
+    counts.clear()
+    text = instance("generate_until", CONTEXT, {"until": []}, document=9)
+    model.answered([text], counts.append)
+    assert counts == [0.25] * 4
 
 
 def test_what_was_cut_is_not_counted_as_prompt():
@@ -150,7 +117,7 @@ def test_what_was_cut_is_not_counted_as_prompt():
         for at, end in enumerate((long, " rain"))
     ]
     model.loglikelihood(requests)
-    answer = model.told["toy", 0, 0]
+    answer = model.told["toy", 0, 0, 0]
     assert answer["cut"] > 0
     assert min(row["in_prompt"] for row in answer["sinks"]) < 1
 
@@ -202,15 +169,15 @@ def test_watched_scores_are_the_same_scores():
     plain = an_lm(loaded)
     one, other = (model.loglikelihood(choices(loaded)) for model in (watched, plain))
     assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
-    facts = watched.told["toy", 0, 0]["sinks"]
+    facts = watched.told["toy", 0, 0, 0]["sinks"]
     assert len(facts) == 2
     assert all(
-        0 < row["share"] <= 1 and row["in_masked"] is None and row["steps"] > 0 for row in facts
+        0 < row["share"] <= 1 and math.isnan(row["in_masked"]) and row["steps"] > 0 for row in facts
     )
-    assert plain.told["toy", 0, 0]["sinks"] == []
+    assert plain.told["toy", 0, 0, 0]["sinks"] == []
 
 
-def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
+def test_repeats_are_equal_unless_noise_decides(monkeypatch):
     batches = []
     write = requests.write_batch
 
@@ -222,7 +189,6 @@ def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch):
     request = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "until": ["zz"]}, repeats=3)
     model = an_lm(tiny_loaded())
     assert len(set(model.generate_until([request] * 3))) == 1
-    assert batches == [1]
     batches.clear()
     drawn = instance(
         "generate_until",
@@ -292,7 +258,6 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
         ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"tasks": ""}, "at least one task"),
-        ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(given, message):

@@ -57,7 +57,7 @@ def test_hellaswag_text_sets_the_last_sentence_apart():
 def test_labels_may_stand_in_a_file_beside():
     row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
     path = lines("valid.jsonl", row, row)
-    refused("document 1 has no label", rows_of, "piqa", [path])
+    refused("needs the field label.*NAME-labels.lst", rows_of, "piqa", [path])
     labels = Path("valid-labels.lst")
     labels.write_text("1\n")
     refused("a label for each of 2 rows of", rows_of, "piqa", [path])

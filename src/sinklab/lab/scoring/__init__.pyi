@@ -1,7 +1,3 @@
-from .answers import Answer as Answer
-from .answers import SinkFacts as SinkFacts
-from .answers import needs_own_batch as needs_own_batch
-from .answers import write_batch as write_batch
 from .heldout import EditedLosses as EditedLosses
 from .heldout import HeldoutRows as HeldoutRows
 from .heldout import edited_losses as edited_losses

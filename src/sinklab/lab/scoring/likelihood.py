@@ -21,10 +21,9 @@ from sinklab.core.instrument import Dose, Intervention, intervene
 from sinklab.core.subject.tokens import TokenSampling, proposals
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
-from sinklab.lab.scoring.answers import taken, totals
 from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, placed, scoring_edits
 from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.lab.scoring.writing import is_random, needs_clean_pass
+from sinklab.lab.scoring.writing import is_random, needs_clean_pass, taken, totals
 
 __all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
 

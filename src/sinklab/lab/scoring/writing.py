@@ -9,6 +9,7 @@ A single text is a batch of one. ::
 """
 
 # B batch rows, P prompt positions, S positions so far, C places in a block, V vocabulary
+# N numbers of `MEASURED`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.compat import stated
-from sinklab.core.instrument import InterventionLog, intervene, position_states
+from sinklab.core.instrument import BlockKeys, InterventionLog, intervene, position_states
+from sinklab.core.instrument.edits.dose import MEASURED, by_row
 from sinklab.core.subject import Canvas, DecodingSettings, sample_tokens
 from sinklab.core.subject.canvas import pad_left
 from sinklab.core.subject.denoisers import FunctionDenoiser
@@ -118,6 +120,36 @@ def needs_clean_pass(edits: Iterable[Any]) -> bool:
 def is_random(edits: Iterable[Any]) -> bool:
     """Whether an edit draws: then equal rows may differ."""
     return any(stated(edit, "draws") for edit in edits)
+
+
+def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
+    """Removals of each row by edits that choose keys: sums and numbers of entries (B, N, 2); 0 if
+    nothing is logged.
+
+    Args:
+        log: of one step or forward.
+        active_B: rows that it was for, bool; None for all.
+    """
+    sums: Any = 0
+    for removal in log.removals:
+        # a window and named positions are no choice: they have no dose
+        if isinstance(removal.edit, BlockKeys) and removal.edit.keys.by_attention:
+            both_BN2 = torch.stack([torch.stack(pair, -1) for pair in by_row(removal).values()], 1)
+            if active_B is not None:
+                both_BN2 = both_BN2 * active_B.cpu()[:, None, None]
+            sums = sums + both_BN2
+    return sums
+
+
+def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
+    """The `Dose.totals` of sums that `taken` gives, of one row or several rows together; empty for
+    nothing.
+    """
+    if isinstance(taken_N2, int):
+        return {}
+    return {
+        name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ Importing this module registers it:
 `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,32 +14,21 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.core.errors import known_fields
-from sinklab.core.instrument import BlockKeys
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.scoring.requests import limit_of, without_steps
 from sinklab.lab.scoring.task import check_decoding
-from sinklab.lab.studies import Audience, Row, as_progress, nothing
-from sinklab.lab.studies.benchmarks.requests import (
-    RequestCache,
-    Unit,
-    continuations,
-    request_key,
-    rolled,
-    scored,
-    whole_texts,
-    writing_jobs,
-    written,
-)
-from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
-from sinklab.lab.studies.benchmarks.two_stage import answered, questions
+from sinklab.lab.studies import Row, nothing
+from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, places_of
+from sinklab.lab.studies.benchmarks.study import FEWSHOT_SEED, TWO_STAGE, EvalSettings
+from sinklab.lab.studies.benchmarks.two_stage import BATCH, answered
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 
 
-ELSEWHERE = {"text": "", "logprob": math.nan, "greedy": False}
-"""Answer to a request of another shard, until it is there."""
+PART = 32
+"""Documents of a part: an interrupted run makes one anew."""
 
 
 @register_model("sinklab")
@@ -49,7 +36,7 @@ class SinklabLM(TemplateLM):
     """One model for all of lm-eval's requests.
 
     Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the
-    number of processes; requests with an answer in the cache are not run again.
+    number of processes; what is answered is not run again.
     """
 
     def __init__(
@@ -57,7 +44,6 @@ class SinklabLM(TemplateLM):
         pretrained: str | Loaded = "tiny",
         *,
         settings: EvalSettings | None = None,
-        progress: Audience = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         **given: Any,
@@ -67,7 +53,6 @@ class SinklabLM(TemplateLM):
         Args:
             pretrained: a loaded model, or an argument of `sinklab.load`.
             settings: of the run; else made from `given`.
-            progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
@@ -107,19 +92,10 @@ class SinklabLM(TemplateLM):
             settings.values()
         self.tasks: dict[str, Any] = {}
         """Tasks that a run asks of it, as lm-eval's `evaluate` takes them."""
-        self.cache = RequestCache(None, "")
-        """Cache of answers, in memory; a run puts its own here."""
-        self.shard = 0, 1
-        """Shard of the requests that are answered here, and of how many."""
-        self.asked: set[str] = set()
-        """Keys of all requests, of whichever shard."""
-        self.progress = as_progress(progress)
-        self.moved: Callable[[float], object] = nothing
-        """Told how many of the answers that are in work are done, a part of one too."""
-        self.told: dict[tuple[str, int, int], Row] = {}
-        """(task, document, number of the request) -> answer."""
-        self._spent: dict[str, float] = {}
-        self._documents: dict[str, set[tuple[str, int]]] = {}
+        self.asked: list[list[Any]] = []
+        """Their requests in parts."""
+        self.told: Part = {}
+        """Answers so far."""
 
     # -- who and where
 
@@ -162,60 +138,46 @@ class SinklabLM(TemplateLM):
 
     # -- requests
 
-    def answers(
-        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Unit]]
-    ) -> list[Row]:
-        """The answers to requests, in their order, kept for the tables.
+    def ask(self, tasks: dict[str, Any]) -> None:
+        """Take the tasks of a run, as lm-eval's `evaluate` takes them, and their requests, each as
+        often as it is to be answered, in parts of one task.
+        """
+        self.tasks = tasks
+        for name, task in tasks["tasks"].items():
+            # the same worked examples whenever requests are made
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+            chat = self.settings.chat
+            task.build_all_requests(
+                limit=self.settings.limit,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat,
+                chat_template=self.apply_chat_template if chat else None,
+                tokenizer_name=self.tokenizer_name if chat else "",
+            )
+            parts: dict[int, list[Any]] = {}
+            for one in task.instances:
+                part = one.doc_id // (BATCH if name == TWO_STAGE else PART)
+                parts.setdefault(part, []).extend([one] * one.repeats)
+            self.asked += parts.values()
+
+    def answered(self, requests: Sequence[Any], tick: Any = nothing) -> list[Row]:
+        """The answers to requests, in their order.
 
         Args:
-            asked: requests, made of lm-eval's.
-            doing: words for the stage with a place for their number, such as "writing {} answers".
-            answer: says of all of them, whatever is answered, which are answered together, and how;
-                the answers are kept as they come.
+            requests: of lm-eval.
+            tick: called with the number of answers, or the part of one, that there are more.
         """
-        names = {each.key: each for each in asked}
-        units = {request_key(*keys): (keys, run) for keys, run in answer(self, [*names.values()])}
-        total = len(names)
-        done = self._answered(names)
-        stage = doing.format(total)
-        if done:
-            stage += f", {done} of them there already"
-        self.progress.stage(stage)
-        self.progress.count(done, total)
-        self.moved = lambda answers: self.progress.count(done + answers, total)
-
-        place, shards = self.shard
-        for number, (keys, run) in enumerate(units.values()):
-            if number % shards != place or self.cache.has(keys):
-                continue
-            began = time.perf_counter()
-            self.cache.add(run())
-            documents = {names[key].document for key in keys}
-            task = min(documents)[0]
-            self._spent[task] = self._spent.get(task, 0.0) + time.perf_counter() - began
-            self._documents.setdefault(task, set()).update(documents)
-            done = self._answered(names)
-            self.progress.count(done, total)
-        self.asked.update(names)
-        found = [self.cache.get(each.key) or ELSEWHERE for each in asked]
-        places = [(*each.document, each.number) for each in asked]
-        self.told |= dict(zip(places, found, strict=True))
-        return found
-
-    def whole(self) -> float:
-        """Seconds that all documents of the tasks take, at the rate of those answered here, with as
-        many shards.
-        """
-        documents = {name: len(task.eval_docs) for name, task in self.tasks["tasks"].items()}
-        seconds = [
-            spent * documents[task] / len(self._documents[task])
-            for task, spent in self._spent.items()
-        ]
-        return sum(seconds) / self.shard[1]
-
-    def _answered(self, keys: Iterable[str]) -> int:
-        """Number of these requests that have an answer."""
-        return sum(self.cache.get(key) is not None for key in keys)
+        places = places_of(requests)
+        kinds: dict[Any, dict[Any, Any]] = {}
+        for place, request in zip(places, requests, strict=True):
+            answer = ANSWERS[request.request_type]
+            if request.task_name == TWO_STAGE:
+                answer = answered
+            if place not in self.told:
+                kinds.setdefault(answer, {})[place] = request
+        for answer, asked in kinds.items():
+            self.told |= answer(self, asked, tick)
+        return [self.told[place] for place in places]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, each up to its end.
@@ -224,23 +186,7 @@ class SinklabLM(TemplateLM):
             ValueError: for settings that the decoder refuses, and interventions that do not fit a
                 prompt.
         """
-        ways: dict[bool, tuple[Any, Any]] = {
-            True: (questions, answered),
-            False: (writing_jobs, written),
-        }
-        texts = [""] * len(requests)
-        for is_two_stage, (asked, units) in ways.items():
-            some = [
-                place
-                for place, each in enumerate(requests)
-                if (each.task_name == TWO_STAGE) is is_two_stage
-            ]
-            if some:
-                jobs = asked(self, [requests[place] for place in some])
-                answers = self.answers(jobs, "writing {} answers", units)
-                for place, answer in zip(some, answers, strict=True):
-                    texts[place] = str(answer["text"])
-        return texts
+        return [str(answer["text"]) for answer in self.answered(requests)]
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -251,9 +197,7 @@ class SinklabLM(TemplateLM):
         asked only if it is the only one of its document: with several choices, none of the common
         metrics reads it.
         """
-        answers = self.answers(
-            continuations(self, requests), "scoring {} continuations" + self._chosen, scored
-        )
+        answers = self.answered(requests)
         return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
 
     def loglikelihood_rolling(
@@ -262,18 +206,7 @@ class SinklabLM(TemplateLM):
         """The log-probability of each whole text in nats; for a diffusion model, its Monte Carlo
         bound.
         """
-        answers = self.answers(
-            whole_texts(self, requests), "scoring {} texts" + self._chosen, rolled
-        )
-        return [float(answer["logprob"]) for answer in answers]
-
-    @property
-    def _chosen(self) -> str:
-        """Note on masking for a stage of likelihoods: there is no step before to choose in."""
-        for edit in self.scored_edits:
-            if isinstance(edit, BlockKeys) and edit.when != "now":
-                return ", blocked keys chosen in a clean pass over each text"
-        return ""
+        return [float(answer["logprob"]) for answer in self.answered(requests)]
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

@@ -5,12 +5,13 @@ tasks.toml lists the places searched for each benchmark, and the fields that lm-
 name reads.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,16 +43,15 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
         ValueError: for a file that cannot be read or lacks a field, naming the file, the row and
             the field.
     """
-    source = SOURCES[benchmark]
     rows = [row for path in paths for row in _read(path)]
     if not rows:
         raise ValueError(
             f"a benchmark has at least one document, but {paths[0]} is empty; get the file again"
         )
-    form: Callable[[Row, str], Row] = partial(_fields, source.fields, source.labels)
-    if source.form:
-        form = _FORMS[source.form]
-    return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
+    source = SOURCES[benchmark]
+    return [
+        _formed(source, row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)
+    ]
 
 
 def _read(path: Path) -> list[Row]:
@@ -79,7 +79,7 @@ def _read(path: Path) -> list[Row]:
 def _six_lines(path: Path) -> list[Row]:
     """Six lines a document: activity and context, number of the right ending, four endings."""
     lines = "".join(text_lines(path)).rstrip("\n").split("\n")
-    if len(lines) % 6 or any(line.strip() not in ("0", "1", "2", "3") for line in lines[1::6]):
+    if len(lines) % 6:
         raise ValueError(
             f"{path} must hold six lines a document (context, 0 to 3, four endings), but its "
             f"{len(lines)} lines do not"
@@ -98,50 +98,34 @@ def _six_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _taken(row: Row, where: str, *names: str) -> Row:
-    missing = [name for name in names if row.get(name) is None]
+def _formed(source: Source, row: Row, where: str) -> Row:
+    """A document in the form of lm-eval's task, also if it has that of llm-foundry."""
+    if {"query", "choices", "gold"} <= row.keys():
+        # the prompt's first word stands in the data, answers have no letters
+        letters = list(_LETTERS[: len(row["choices"])])
+        row = {
+            "question": str(row["query"]).removeprefix("Question: "),
+            "choices": {"text": list(row["choices"]), "label": letters},
+            "answerKey": letters[int(row["gold"])],
+        }
+    elif {"context", "continuation"} <= row.keys():
+        row = {"text": f"{row['context'].rstrip()} {row['continuation'].strip()}"}
+    missing = [name for name in source.fields if row.get(name) is None]
     if missing:
         raise ValueError(
-            f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again"
+            f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again, "
+            "labels in a file NAME-labels.lst beside it"
         )
-    return {name: row[name] for name in names}
-
-
-def _fields(fields: Sequence[str], labels: Sequence[Any] | None, row: Row, where: str) -> Row:
-    if labels is None:
-        return _taken(row, where, *fields)
-    if row.get("label") is None:
-        raise ValueError(
-            f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' "
-            "file there"
-        )
-    known = {str(label): label for label in labels}
-    if str(row["label"]) not in known:
-        raise ValueError(
-            f"{where}: label must be {labels[0]} to {labels[-1]}, but is {str(row['label'])!r}"
-        )
-    return {**_taken(row, where, *fields), "label": known[str(row["label"])]}
-
-
-def _arc(row: Row, where: str) -> Row:
-    if "query" in row:
-        # llm-foundry's form: the prompt's first word stands in the data, answers have no letters
-        given = _taken(row, where, "query", "choices", "gold")
-        letters = list(_LETTERS[: len(given["choices"])])
-        question = str(given["query"]).removeprefix("Question: ")
-        choices = {"text": list(given["choices"]), "label": letters}
-        return {"question": question, "choices": choices, "answerKey": letters[int(given["gold"])]}
-    return _taken(row, where, "question", "choices", "answerKey")
-
-
-def _lambada(row: Row, where: str) -> Row:
-    if "continuation" in row:
-        given = _taken(row, where, "context", "continuation")
-        return {"text": f"{given['context'].rstrip()} {given['continuation'].strip()}"}
-    return _taken(row, where, "text")
-
-
-_FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "lambada": _lambada}
+    found = {name: row[name] for name in source.fields}
+    if source.labels:
+        known = {str(label): label for label in source.labels}
+        if str(found["label"]) not in known:
+            raise ValueError(
+                f"{where}: label must be {source.labels[0]} to {source.labels[-1]}, but is "
+                f"{str(found['label'])!r}"
+            )
+        found["label"] = known[str(found["label"])]
+    return found
 
 
 @dataclass(frozen=True)
@@ -161,37 +145,30 @@ class Source:
     writes: bool = False
     """Whether it asks for text, and for no likelihoods."""
     fields: Sequence[str] = ()
-    labels: Sequence[Any] | None = None
-    form: str | None = None
+    """What lm-eval's task reads of a document."""
+    labels: Sequence[Any] = ()
+    """What the field label may be."""
 
     @property
     def graded(self) -> str:
         """The split that is scored."""
         return "test" if "test" in self.files else "validation"
 
-    def find(self, data: Path, split: str) -> list[Path]:
-        """The parts of a split in order; none if no file is there."""
+    def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
+        """The parts of a split in order. Raises ValueError if no file is there, with the places
+        searched and how to get it.
+        """
         # the folder may be that of the benchmark itself
         folders = [data / name for name in self.folders]
         if data.name in self.folders:
             folders.append(data)
-        patterns = self.files.get(split, ())
+        patterns = self.files.get(split, ("no file of this split",))
         for folder, pattern, ending in product(folders, patterns, ("", *_PACKED)):
             found = sorted(path for path in folder.glob(pattern + ending) if path.is_file())
             if found:
                 return found
-        return []
-
-    def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
-        """The result of `find`. Raises ValueError if no file is there, with the places searched and
-        how to get it.
-        """
-        found = self.find(data, split)
-        if found:
-            return found
-        patterns = ", ".join(self.files.get(split, ("no file of this split",)))
         raise ValueError(
-            f"{self.task} needs its {split} split{why}, but looked for {patterns} in "
+            f"{self.task} needs its {split} split{why}, but looked for {', '.join(patterns)} in "
             f"{' or '.join(str(data / name) for name in self.folders)}, also as "
             f".gz and .bz2, and found none; get the Hub data set {self.hub} with "
             f"{self.command(data, split)}, or leave out the folder of data to let lm-eval download "
@@ -243,15 +220,12 @@ def tasks(
     run_code: bool = False,
     num_fewshot: int | None = None,
 ) -> list[Any]:
-    """Tasks for ``lm_eval.simple_evaluate(tasks=…)``, checked and with their data loaded.
-
-    With ``data``, the tasks of :data:`OFFLINE` read files below it, with prompts, metrics and
-    filters of lm-eval's own task. Without it they are lm-eval's own altogether, and any of its
-    tasks and groups will do. HumanEval's completions run inside bubblewrap either way; give
-    ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
+    """Tasks for ``lm_eval.evaluate``, checked and with their data loaded: with prompts, metrics and
+    filters of lm-eval's own. HumanEval's completions run inside bubblewrap; give
+    ``confirm_run_unsafe_code=True`` to ``evaluate`` for it.
 
     Args:
-        names: of tasks.
+        names: of tasks, in :data:`OFFLINE`.
         data: folder of benchmark files; None for lm-eval's data sets from the Hub.
         run_code: allow tasks that run programs written by the model.
         num_fewshot: examples in each prompt, in place of the task's own number: they need a
@@ -262,33 +236,27 @@ def tasks(
             (how to get it), and code that is not allowed.
     """
     wanted = list(dict.fromkeys(names))
-    if not wanted:
-        raise ValueError(
-            f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}"
-        )
+    for name in wanted:
+        known = (*OFFLINE, TWO_STAGE)
+        if name not in OFFLINE:
+            raise ValueError(
+                f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}known are "
+                f"{', '.join(known)}; lm-eval's others are asked by python -m sinklab.lm_eval"
+            )
     unsafe = [name for name in wanted if name in RUNS_CODE]
     if unsafe and not run_code:
         raise ValueError(
             f"{unsafe[0]} runs programs that the model wrote, inside bubblewrap, and keeps them "
             "if that cannot be had; allow it with --run-code (in Python run_code=True)"
         )
-    others = [name for name in wanted if name not in OFFLINE]
-    if data is not None and others:
-        raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")
     if data is not None and not Path(data).is_dir():
         raise ValueError(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
-    found = []
     changes = {}
     if num_fewshot is not None:
         changes["num_fewshot"] = num_fewshot
-    for name in wanted:
-        if name in OFFLINE:
-            found.append(packaged(SOURCES[name], data, **changes))
-        else:
-            found += _of_lm_eval(name)
-    return found
+    return [packaged(SOURCES[name], data, **changes) for name in wanted]
 
 
 def sandbox() -> Any:
@@ -310,15 +278,6 @@ def needs_lm_eval() -> None:
         )
 
 
-def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
-    listed = f"{len(known)} names, listed by lm_eval ls tasks"
-    if len(known) < 20:
-        listed = ", ".join(known)
-    return ValueError(
-        f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}"
-    )
-
-
 def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
     """The task of a packaged benchmark: lm-eval's own with these changes of its fields, with local
     files as its data set if `data` is given.
@@ -326,20 +285,10 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
     Raises:
         ValueError: if the installed lm-eval has no such task, and for files that are not there.
     """
-    import datasets
     import lm_eval
+    from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
-
-    class FileTask(ConfigurableTask):
-        """lm-eval's task on documents in files."""
-
-        def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
-            """Read the files of each split."""
-            self.dataset = {
-                split: datasets.Dataset.from_list(rows_of(source.task, [*map(Path, paths)]))
-                for split, paths in self.config.dataset_kwargs["data_files"].items()
-            }
 
     own = Path(lm_eval.__file__).parent / "tasks" / source.include
     if not own.is_file():
@@ -359,94 +308,29 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
     if config.get("process_docs"):
         # lm-eval processes all documents again each time it looks at them
         config["process_docs"] = cache(config["process_docs"])
-    if data is None:
-        return _quietly(source.task, lambda: ConfigurableTask(config=config))
-    folder = Path(data)
-    graded = source.graded
-    shots = config.get("num_fewshot")
-    paths = {graded: source.needed(folder, graded)}
-    if shots:
-        examples = source.needed(folder, "train", f" for {shots} examples in each prompt")
-    else:
-        examples = source.find(folder, "train")
-    config |= dict.fromkeys(("training_split", "validation_split", "test_split"))
-    if examples:
-        paths["train"] = examples
-        config["training_split"] = "train"
-    else:
-        config["fewshot_split"] = None
-    config[f"{graded}_split"] = graded
-    files = {split: [*map(str, some)] for split, some in paths.items()}
-    with _without_bars():
-        return FileTask(config=config | {"dataset_kwargs": {"data_files": files}})
-
-
-@cache
-def _all_of_lm_eval() -> Any:
-    """lm-eval's register of its own tasks, which takes seconds: it reads thousands of files."""
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager()
-
-
-def _of_lm_eval(name: str) -> list[Any]:
-    """lm-eval's own tasks of this name, one or those of a group, with their data."""
-    manager = _all_of_lm_eval()
-    if name not in manager.task_index:
-        raise _unknown_task(name, [*OFFLINE, TWO_STAGE, *manager.all_tasks], "lm-eval's tasks")
-    _refuse_others([name] if (manager.task_index[name].cfg or {}).get("unsafe_code") else [])
-    loaded = _quietly(name, lambda: manager.load(name))
-    _refuse_others(
-        [task.task_name for task in loaded["tasks"].values() if getattr(task, "UNSAFE_CODE", False)]
-    )
-    group = loaded.get("groups", {}).get(name)
-    if group is not None:
-        return [group]
-    return [*loaded["tasks"].values()]
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep datasets from showing bars: reading a few thousand rows needs none."""
-    import datasets
-
-    if datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
+    if data is not None:
+        graded, shots = source.graded, config.get("num_fewshot")
+        paths = {graded: source.needed(Path(data), graded)}
+        if shots:
+            why = f" for {shots} examples in each prompt"
+            paths["train"] = source.needed(Path(data), "train", why)
+        splits = {
+            split: Dataset.from_list(rows_of(source.task, some)) for split, some in paths.items()
+        }
+        config |= dict.fromkeys(("training_split", "validation_split", "test_split"))
+        config |= {f"{graded}_split": graded, "custom_dataset": lambda **_: splits}
+        if shots:
+            config["training_split"] = "train"
+        else:
+            config["fewshot_split"] = None
     try:
-        yield
-    finally:
-        datasets.enable_progress_bars()
-
-
-def _quietly(name: str, load: Callable[[], Any]) -> Any:
-    """A task with its data set, loaded without bars. Raises ValueError if it cannot be had."""
-    with _without_bars():
-        try:
-            return load()
-        except Exception as error:
-            # data sets, the Hub and their clients fail in dozens of ways
-            first = (str(error).splitlines() or ["no message"])[0]
-            fact = f"it could not be loaded ({type(error).__name__}: {first})"
-            remedy = "connect, or give a folder"
-            needed = "its data set from the Hub"
-            if name in OFFLINE:
-                source = SOURCES[name]
-                needed = f"the Hub data set {source.hub}"
-                remedy = (
-                    "on a machine with a network run "
-                    f"{source.command(Path('DATA'), source.graded)} and give the folder DATA "
-                    "(--data, in Python data=)"
-                )
-            raise ValueError(f"{name} needs {needed}, but {fact}; {remedy}") from error
-
-
-def _refuse_others(unsafe: Sequence[str]) -> None:
-    others = [name for name in unsafe if name not in RUNS_CODE]
-    if others:
+        return ConfigurableTask(config=config)
+    except Exception as error:
+        # data sets, the Hub and their clients fail in dozens of ways
+        first = (str(error).splitlines() or ["no message"])[0]
         raise ValueError(
-            f"{others[0]} runs programs that the model wrote inside the evaluating process, "
-            "without limits, and "
-            f"sinklab runs code for {' and '.join(RUNS_CODE)} alone; use lm_eval itself for it"
-        )
+            f"{source.task} needs the Hub data set {source.hub}, but it could not be loaded "
+            f"({type(error).__name__}: {first}); on a machine with a network run "
+            f"{source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in "
+            "Python data=)"
+        ) from error

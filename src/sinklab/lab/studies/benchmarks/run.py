@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import io
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import cache, partial
 from importlib import metadata
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
@@ -35,8 +33,9 @@ from sinklab.lab.studies import (
     kept_record,
 )
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.requests import RequestCache, request_key
+from sinklab.lab.studies.benchmarks.requests import places_of
 from sinklab.lab.studies.benchmarks.study import (
+    FEWSHOT_SEED,
     TOKENS,
     TWO_STAGE,
     EvalSettings,
@@ -44,8 +43,13 @@ from sinklab.lab.studies.benchmarks.study import (
     Plan,
 )
 
-FEWSHOT_SEED = 1234
-"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
+if TYPE_CHECKING:
+    from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
+
+BOOTSTRAP = 1000
+"""Resamples for the standard error of metrics that have no formula; means have one."""
+PLACE = ("task", "doc_id", "request", "repeat")
+"""Columns that say which request an answer is to."""
 
 
 def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -73,7 +77,7 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
             }
             wanted = offline.tasks(names, settings.data, **how)
         if TWO_STAGE in settings.tasks:
-            wanted.append(two_stage.task(settings.data, published=settings.published))
+            wanted.append(two_stage.task(settings.data))
     loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
@@ -86,25 +90,9 @@ if TYPE_CHECKING:
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """lm-eval without bars of its own and without processes for its resamples."""
-    from lm_eval.api import metrics, task
-
-    # our own bar shows the progress; a pool of processes would copy the model's memory; resampling
-    # announces itself on standard output, where only results belong
-    bar = partial(getattr(task, "tqdm"), disable=True)  # noqa: B009
-    with (
-        patch.object(task, "tqdm", bar),
-        patch.dict(os.environ, DISABLE_MULTIPROC="1"),
-        patch.object(metrics, "print", lambda *words, **options: None, create=True),
-    ):
-        yield
-
-
 def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     """Write results_<date>.json and samples_<task>_<date>.jsonl with lm-eval's own writer, in place
-    of earlier ones.
+    of earlier ones; the results lose their samples.
 
     Raises:
         OSError: if they cannot be written.
@@ -112,12 +100,10 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_tokenizer_info
 
-    settings = model.settings
-    loaded = model.loaded
-    whole = copy.deepcopy(results)
-    samples = whole.pop("samples", {})
+    settings, loaded = model.settings, model.loaded
+    samples = results.pop("samples", {})
     given = {"pretrained": loaded.name}
-    whole["config"] = {
+    results["config"] = {
         "model": "sinklab",
         "model_args": given,
         "model_num_parameters": loaded.model.num_parameters(),
@@ -129,10 +115,10 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         "fewshot_seed": FEWSHOT_SEED,
         "sinklab": kept_record(settings),
     }
-    whole["date"] = time.time()
+    results["date"] = time.time()
     for package in ("lm_eval", "transformers"):
-        whole[f"{package}_version"] = metadata.version(package)
-    add_tokenizer_info(whole, model)
+        results[f"{package}_version"] = metadata.version(package)
+    add_tokenizer_info(results, model)
     for earlier in _files_of_lm_eval(folder):
         earlier.unlink()
     # given the name of a file, it puts everything beside that file
@@ -141,7 +127,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     tracker.general_config_tracker.log_experiment_args(
         "sinklab", given, None, template, settings.chat
     )
-    tracker.save_results_aggregated(whole, samples)
+    tracker.save_results_aggregated(results, samples)
     for task, rows in samples.items():
         tracker.save_results_samples(task, rows)
     written = _files_of_lm_eval(folder)
@@ -157,10 +143,6 @@ def _files_of_lm_eval(folder: Path) -> list[Path]:
     return [*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")]
 
 
-BOOTSTRAP = 1000
-"""Resamples for the standard error of metrics that have no formula; means have one."""
-
-
 def evaluate(
     settings: EvalSettings | None = None,
     model: str | Loaded | Callable[[], Loaded] = "tiny",
@@ -173,11 +155,9 @@ def evaluate(
 
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and
     document: prompt, answer, target, right), ``sinks`` (per watched request and layer, see
-    :meth:`SinkFacts.row`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits
-    as carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
-    ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, to continue an interrupted run.
-    Several processes may share the documents, each a shard, in one folder; whoever finds all
-    answers there writes the tables.
+    :func:`sink_columns`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits as
+    carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
+    ``samples_*.jsonl``, and ``answers``, a row of JSON per request, to continue an interrupted run.
 
     Args:
         settings: of the evaluation.
@@ -200,38 +180,79 @@ def evaluate(
 
 
 def answer(work: Work) -> None:
-    """Answer the requests of this shard; the answers are kept as they come."""
-    model, info = work.plan, work.run.refresh()
-    model.shard = work.shard
-    fingerprint = request_key({"kind": info.kind, "model": info.model, "settings": info.settings})
-    model.cache = RequestCache(work.run.path, fingerprint, work.shard[0])
-    with suppress(_Answered):
-        _through_lm_eval(model, _stop)
+    """Answer the requests of some parts; each part is kept when it is done."""
+    model, progress = work.plan, work.progress
+    tasks = model.tasks["tasks"]
+    for task, some in groupby(work.samples, lambda part: model.asked[part][0].task_name):
+        parts = {part: model.asked[part] for part in some}
+        total = sum(map(len, parts.values()))
+        progress.stage(f"{task}: {total} answers")
+        progress.count(0, total)
+        began, done, documents = time.perf_counter(), 0, set()
+        for part, requests in parts.items():
+            answers = model.answered(requests, _counter(progress, done, len(requests), total))
+            done += len(requests)
+            progress.count(done, total)
+            documents |= {request.doc_id for request in requests}
+            rows, sinks = [], []
+            for place, given in zip(places_of(requests), answers, strict=True):
+                about = dict(zip(PLACE, place, strict=True))
+                sinks += [about | fact for fact in given["sinks"]]
+                rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
+            if sinks:
+                work.run.table("sinks", sinks, part)
+            work.run.table("answers", rows, part)
+        if model.settings.limit is not None:
+            spent = (time.perf_counter() - began) / work.shard[1]
+            progress.whole += spent * len(tasks[task].eval_docs) / len(documents)
+
+
+def _counter(progress: Progress, before: int, most: int, total: int) -> Callable[[float], None]:
+    """A function that counts what is done of a part, a part of an answer too."""
+    done = 0.0
+
+    def tick(more: float) -> None:
+        nonlocal done
+        done = min(done + more, most)
+        progress.count(before + done, total)
+
+    return tick
 
 
 def conclude(work: Work) -> None:
-    """Write the tables ``scores``, ``samples``, ``sinks`` (of watched requests) and ``doses`` (if
-    keys were blocked) from the answers of all shards, and lm-eval's own files.
+    """Write the tables ``scores``, ``samples`` and ``doses`` (if keys were blocked) from the
+    answers, and lm-eval's own files.
     """
-    model = work.plan
-    # every stage was told when its requests were answered
-    model.progress = Progress()
-    results = _through_lm_eval(model)
+    from lm_eval.evaluator import evaluate as run_tasks
+
+    model, settings = work.plan, work.settings
+    model.told = {
+        (row.task, row.doc_id, row.request, row.repeat): json.loads(row.answer)
+        for row in open_run(work.run.path).table("answers").itertuples()
+    }
+    for name, task in model.tasks["tasks"].items():
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if settings.num_fewshot and task.get_config("num_fewshot") == 0:
+            work.progress.note(
+                f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
+            )
+    # resampling announces itself on standard output, where only results belong
+    with redirect_stdout(io.StringIO()):
+        results = run_tasks(
+            model,
+            model.tasks,
+            limit=settings.limit,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=settings.chat,
+            confirm_run_unsafe_code=settings.run_code,
+            bootstrap_iters=BOOTSTRAP,
+        )
     scores, samples = tables.rows_of(results, model.told)
     samples.sort(key=lambda row: (row["task"], row["filter"], row["doc_id"]))
-    sinks = [
-        {"task": task, "doc_id": document, "request": number}
-        | {name: math.nan if value is None else value for name, value in facts.items()}
-        for (task, document, number), answer in sorted(model.told.items())
-        for facts in answer.get("sinks", ())
-    ]
-    found = {"scores": scores, "samples": samples, "sinks": sinks, "doses": dose_rows(model)}
-    for name, rows in found.items():
+    for name, rows in {"scores": scores, "samples": samples, "doses": dose_rows(model)}.items():
         if rows:
             work.run.table(name, rows)
     work.run.keep(write(work.run.path, results, model))
-    if model.settings.limit is not None:
-        work.progress.whole += model.whole()
 
 
 def score_only(settings: EvalSettings) -> list[str]:
@@ -273,8 +294,8 @@ def dose_rows(model: SinklabLM) -> list[Row]:
     if not any(isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in model.edits):
         return []
     rows = []
-    for task in dict.fromkeys(task for task, _, _ in model.told):
-        some = [(key[1], answer) for key, answer in model.told.items() if key[0] == task]
+    for task in dict.fromkeys(place[0] for place in model.told):
+        some = [(place[1], answer) for place, answer in model.told.items() if place[0] == task]
         doses = [(document, Dose(answer["dose"])) for document, answer in some]
         is_likelihood = any("logprob" in answer for _, answer in some)
         edits = model.edits
@@ -297,48 +318,6 @@ def dose_rows(model: SinklabLM) -> list[Row]:
         }
         rows.append(row)
     return rows
-
-
-class _Answered(Exception):
-    """All requests are answered."""
-
-
-def _stop(task: Any) -> None:
-    raise _Answered
-
-
-def _through_lm_eval(
-    model: SinklabLM, filtered: Callable[[Any], object] | None = None
-) -> dict[str, Any]:
-    """lm-eval's results.
-
-    Args:
-        model: that answers its tasks.
-        filtered: called in place of a task's filters: the first thing that happens when all
-            requests are answered.
-    """
-    from lm_eval.api.task import ConfigurableTask
-    from lm_eval.evaluator import evaluate as run_tasks
-
-    settings = model.settings
-    for name, task in model.tasks["tasks"].items():
-        # the same worked examples in every pass
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        if settings.num_fewshot and task.get_config("num_fewshot") == 0:
-            model.progress.note(
-                f"{name} keeps its 0 worked examples: lm-eval does not allow another number"
-            )
-    filters = filtered or ConfigurableTask.apply_filters
-    with quiet(), patch.object(ConfigurableTask, "apply_filters", filters):
-        return run_tasks(
-            model,
-            model.tasks,
-            limit=settings.limit,
-            apply_chat_template=settings.chat,
-            fewshot_as_multiturn=settings.chat,
-            confirm_run_unsafe_code=settings.run_code,
-            bootstrap_iters=BOOTSTRAP,
-        )
 
 
 def table1(

@@ -31,6 +31,8 @@ TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol."""
 TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
 """Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
 NO_ANSWER = "[invalid]"
 """Result of filters, those of lm-eval too, if an answer lacks their pattern."""
 
@@ -45,7 +47,8 @@ class EvalSettings(DecodingSettings):
 
     tasks: tuple[str, ...] = ("gsm8k",)
     """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy,
-    arc_challenge, piqa, social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval.
+    arc_challenge, piqa, social_iqa, race, lambada_openai, lambada_standard, humaneval_instruct,
+    gsm8k_two_stage.
     """
     mask_sinks: int | None = limited(None, at_least=1)
     """Block this many of the most attended keys per layer and head while the model writes and
@@ -97,8 +100,8 @@ class EvalSettings(DecodingSettings):
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
     batch: int = limited(8, at_least=1, free=True)
-    """Prompts that are written together, if their answers do not depend on it (gsm8k_two_stage as
-    published: 64).
+    """Prompts that are written together, at most 32, if their answers do not depend on it
+    (gsm8k_two_stage: 64).
     """
     likelihood_batch: int = limited(32, at_least=1, free=True)
     """Rows per forward of a likelihood estimate."""
@@ -112,10 +115,6 @@ class EvalSettings(DecodingSettings):
     """Run folder with programs that were kept: run these here, inside bubblewrap, and write their
     scores into the folder. No model is read.
     """
-    published: bool = False
-    """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over
-    batches of 64).
-    """
     record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
 
@@ -128,10 +127,6 @@ class EvalSettings(DecodingSettings):
         if not names:
             raise ValueError(
                 "an evaluation needs at least one task, got none; give --tasks gsm8k, for example"
-            )
-        if self.published and TWO_STAGE not in names:
-            raise ValueError(
-                f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}"
             )
         values = vars(self)
         said = [name for name, default in MASKING.items() if values[name] != default]
@@ -258,6 +253,7 @@ class Evaluation(Study):
     Settings = EvalSettings
     group = "evaluate"
     kind = "benchmark"
+    parts = "answers"
     permissions = ("run_code", "score_only")
     shards = True
 
@@ -275,6 +271,8 @@ class Evaluation(Study):
         """The settings with the names of given tasks; the tasks are read."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
+        # a pool of processes for resamples would copy the model's memory
+        os.environ.setdefault("DISABLE_MULTIPROC", "1")
         from sinklab.lab.studies.benchmarks.run import read_tasks
 
         self.tasks = read_tasks(settings, self.given)
@@ -288,9 +286,13 @@ class Evaluation(Study):
         """
         from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
-        model = SinklabLM(loaded, settings=settings, progress=progress)
-        model.tasks = self.tasks
+        model = SinklabLM(loaded, settings=settings)
+        model.ask(self.tasks)
         return model
+
+    def samples(self, plan: Any) -> int:
+        """Parts of the requests."""
+        return len(plan.asked)
 
     def instead(self, settings: EvalSettings) -> list[str]:
         """Scores of the programs that a run keeps."""
@@ -304,18 +306,13 @@ class Evaluation(Study):
         return {name: value for name, value in facts if not name.startswith("recorded_")}
 
     def run(self, work: Work) -> None:
-        """Answer the requests of this shard."""
+        """Answer the requests of the parts that are missing."""
         from sinklab.lab.studies.benchmarks.run import answer
 
         answer(work)
 
-    def is_whole(self, work: Work) -> bool:
-        """Whether all requests have an answer, of whichever shard."""
-        work.plan.cache.refresh()
-        return bool(work.plan.cache.has(work.plan.asked))
-
     def finish(self, work: Work) -> None:
-        """Write scores, answers, sinks and doses, and lm-eval's own files."""
+        """Write scores, answers and doses, and lm-eval's own files."""
         from sinklab.lab.studies.benchmarks.run import conclude
 
         conclude(work)

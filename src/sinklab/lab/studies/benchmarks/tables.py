@@ -28,8 +28,8 @@ from sinklab.lab.studies import Row, labels_of, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
-Told = Mapping[tuple[str, int, int], Row]
-"""(task, document, number of the request) -> the model's answer."""
+Told = Mapping[tuple[str, int, int, int], Row]
+"""(task, document, number of the request, repeat) -> the model's answer."""
 
 
 def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row]]:
@@ -89,7 +89,7 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
     for row in rows:
         document = int(row["doc_id"])
         answers = [
-            told.get((task, document, number), {}) for number in range(len(row["arguments"]))
+            told.get((task, document, number, 0), {}) for number in range(len(row["arguments"]))
         ]
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
         about = {
