@@ -226,8 +226,8 @@ class Evaluation(Study):
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
     blocked, how many of them a rule calls sinks, the attention they held, and the share really
     removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
-    the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept
-    as it comes: --resume goes on after an interruption.
+    the very runs that were scored; lm-eval's own result files lie beside them. Answers are kept in
+    parts of 32 documents: --resume goes on after an interruption.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
