@@ -219,7 +219,7 @@ def answered(model: Any, asked: Mapping[Any, Any], tick: Any = nothing) -> dict[
     ValueError as `two_stages` does.
     """
     settings = two_stage_settings(model.settings)
-    found = {}
+    found: dict[Any, Row] = {}
     for batch, some in groupby(sorted(asked, key=lambda one: one[1]), lambda one: one[1] // BATCH):
         places = [*some]
         rows = two_stages(
