@@ -139,13 +139,11 @@ def training() -> dict[str, Callable[[], Any]]:
     from sinklab.lab.training import recipe, train
 
     Path("text.txt").write_text(f"{PROMPT} the war.\n" * 400, "utf-8")
-    small = {"corpus": "text.txt", "steps": 12, "batch": 8, "length": 64, "vocab_size": 300}
+    small = {"corpus": "text.txt", "steps": 12, "batch": 8, "length": 64, "tokenizer": "300"}
     small |= {"hidden_size": 128, "layers": 4, "heads": 4, "mlp_size": 256, "heldout_rows": 4}
     small |= {
         "compile": False,
-        "log_to": "none",
         "out": "run",
-        "workers": 0,
         "bf16": False,
         "monitor_every": 0,
     }

@@ -361,7 +361,6 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
         "heldout": None,
         "heldout_rows": 1,
         "monitor_every": 0,
-        "log_to": "none",
         "compile": False,
     }
     # the text has no sets to choose from
@@ -369,7 +368,6 @@ def train_peak(device: str, room: str, settings: Any, **fields: Any) -> dict[str
         "only": None,
         "corpus": str(corpus),
         "out": tempfile.mkdtemp(dir=room),
-        "eval_every": 10**6,
         "save_every": 10**6,
     }
     reset_peak(device)

@@ -39,7 +39,6 @@ SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length":
 HOW = {
     "compile": True,
     "log_every": 20,
-    "eval_every": 200,
     "save_every": 200,
 }
 BASE_STEPS, STEPS, RETROFIT_STEPS = 1500, 800, 200
@@ -58,7 +57,7 @@ def base(seed: int, corpus: str, heldout: str) -> TrainSettings:
         seed=seed,
         out=str(RUNS / f"causal-{seed}"),
         **SIZES,
-        **{**HOW, "eval_every": 500},
+        **{**HOW, "save_every": 500},
     )
 
 

@@ -133,12 +133,9 @@ class Stage:
             lora_rank=32,
             compile=False,
             streaming=False,
-            workers=0,
             save_every=100,
-            eval_every=100,
             log_every=20,
             monitor_every=0,
-            log_to="none",
             # a stage has order and noise of its own, or the last would begin with the rows of the
             # one before it
             seed=self.seed + self.begins,

@@ -183,8 +183,6 @@ def import_all():
         with contextlib.suppress(ImportError):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    with contextlib.suppress(ImportError):
-        import torch.utils.tensorboard  # noqa: F401
     # collections of garbage in forks need not look at it, nor copy it
     gc.collect()
     gc.freeze()

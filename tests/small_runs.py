@@ -170,7 +170,7 @@ def table1(place, resume):
 def train(place, resume):
     from sinklab.lab.training import train
 
-    often = {"eval_every": 3, "save_every": 2, "monitor_every": 2}
+    often = {"save_every": 2, "monitor_every": 2}
     settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, **often)
     train(
         replace(

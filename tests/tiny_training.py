@@ -40,7 +40,6 @@ def tiny_settings(corpus, **changes):
         "lr": 1e-2,
         "bf16": False,
         "log_every": 1,
-        "log_to": "none",
         "out": "run",
     }
     return TrainSettings(**(fields | changes))

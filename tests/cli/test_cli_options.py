@@ -190,7 +190,6 @@ HOSTILE = {
     "run_code": True,
     "allow_pickle": True,
     "plugin": "evil.py",
-    "log_to": "wandb",
     "shard": "0/2",
     "score_only": "stolen",
     "render": ["stolen"],

@@ -41,18 +41,18 @@ def test_what_is_skipped_is_not_parsed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, field, message",
+    "content, name, message",
     [
-        (None, "text", "row 0: no field 'text'"),
-        (None, "id", "a.parquet, row 0: field 'id'"),
+        (None, "body", "row 0: no field 'text'"),
+        (None, "text", "a.parquet, row 0: field 'text'"),
         (b"PAR1 and no more", "text", "cannot be read as Parquet"),
     ],
 )
-def test_parquet_files_are_refused_by_name(tmp_path, content, field, message):
-    pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "a.parquet")
+def test_parquet_files_are_refused_by_name(tmp_path, content, name, message):
+    pq.write_table(pa.table({name: [1]}), tmp_path / "a.parquet")
     if content:
         (tmp_path / "a.parquet").write_bytes(content)
-    refused(message, list, corpus_documents(tmp_path, text_field=field))
+    refused(message, list, corpus_documents(tmp_path))
 
 
 @pytest.fixture
@@ -84,12 +84,11 @@ def test_a_configuration_of_a_dataset_can_be_named(hub):
 
 
 def test_datasets_that_cannot_be_used_are_refused_by_name(hub):
-    for source, options, message in (
-        (f"hub:{hub}", {"text_field": "body"}, "row 0: no field 'body'"),
-        ("hub:", {}, "but the corpus is 'hub:'"),
-        ("hub:nobody/nothing", {}, "hub:nobody/nothing must be a"),
+    for source, message in (
+        ("hub:", "but the corpus is 'hub:'"),
+        ("hub:nobody/nothing", "hub:nobody/nothing must be a"),
     ):
-        refused(message, list, read_corpus(source, **options))
+        refused(message, list, read_corpus(source))
     shutil.move(hub / "train.parquet", hub / "test.parquet")
     refused(r"split train, but: .*train", list, read_corpus(f"hub:{hub}"))
 
@@ -121,7 +120,7 @@ def test_a_fingerprint_reads_no_further_than_the_first_document(tmp_path):
 
 def test_datasets_of_the_hub_have_a_fingerprint(hub, monkeypatch):
     assert fingerprint(f"hub:{hub}") == fingerprint(f"hub:{hub}")
-    monkeypatch.setattr(corpora, "_from_hub", lambda source, field, only, start: iter(["one"]))
+    monkeypatch.setattr(corpora, "_from_hub", lambda source, only, start: iter(["one"]))
     assert fingerprint("hub:some/thing") != fingerprint("hub:some/thing:small")
 
 

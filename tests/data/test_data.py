@@ -53,11 +53,6 @@ def test_a_folder_of_every_kind_is_read_in_a_fixed_order(tmp_path):
     assert list(read_corpus(str(tmp_path / "d.jsonl.gz"))) == ["three", "four"]
 
 
-def test_the_field_of_json_lines_can_be_named(tmp_path):
-    write(tmp_path, {"a.jsonl": jsonl("one", field="body")})
-    assert list(read_corpus(tmp_path, text_field="body")) == ["one"]
-
-
 @pytest.mark.parametrize(
     "contents, message",
     [

@@ -161,9 +161,9 @@ def write_curve() -> None:
 def write_training() -> None:
     """Trainings of a few steps."""
     write_texts()
-    often = {"steps": 6, "eval_every": 3, "save_every": 3, "monitor_every": 2}
+    often = {"steps": 6, "save_every": 3, "monitor_every": 2}
     train(recipe("laptop-scratch", "sink", **TOY | TEXT | often | {"out": "run"}))
-    start = TEXT | {"steps": 2, "init_from": "run/model"} | VARIANTS["sink"]
+    start = TEXT | {"steps": 2, "init_from": "run/model", "tokenizer": None} | VARIANTS["sink"]
     alone = {"train_only": "sink", "out": "sink alone"}
     train(recipe("laptop-scratch", **TOY | start | alone))
     adapted = {"train_only": "lora", "lora_rank": 2, "out": "adapters"}

@@ -39,20 +39,16 @@ TOY = {
     "layers": 2,
     "heads": 4,
     "mlp_size": 48,
-    "vocab_size": 400,
+    "tokenizer": "400",
     "length": 32,
     "batch": 8,
     "steps": 20,
-    "epochs": None,
     "heldout_rows": 4,
     "bf16": False,
     "compile": False,
-    "workers": 0,
     "log_every": 1,
-    "eval_every": 1000,
     "save_every": 1000,
     "monitor_every": 0,
-    "log_to": "none",
 }
 """What a run has of its own besides its recipe."""
 TEXT = {"corpus": "text.jsonl"}
@@ -67,8 +63,6 @@ SHOWN = (
     "heads",
     "kv_heads",
     "mlp_size",
-    "tie_embeddings",
-    "init",
     "sink_kind",
     "sink_count",
     "sink_side",
@@ -76,7 +70,6 @@ SHOWN = (
     "corpus",
     "only",
     "tokenizer",
-    "vocab_size",
     "pairs",
     "length",
     "streaming",
@@ -86,7 +79,6 @@ SHOWN = (
     "train_only",
     "batch",
     "steps",
-    "epochs",
     "lr",
     "min_lr",
     "warmup",
@@ -154,6 +146,9 @@ def rounded(value: Any) -> Any:
 def trained(name: str, variant: str | None, changes: dict[str, Any]) -> dict[str, Any]:
     """The losses of a recipe with these changes, run at its own path."""
     settings = recipe(name, variant, **TOY | changes)
+    if settings.init_from is not None:
+        # the tokenizer of that model
+        settings = replace(settings, tokenizer=changes.get("tokenizer"))
     train(settings)
     return losses_of(settings.out)
 
@@ -184,11 +179,11 @@ def write_starts(texts: list[str]) -> None:
     """Causal models to begin with, also under the names that dLLM gives converted ones; and a
     tokenizer that puts a start token and has no [MASK], as Llama's.
     """
-    tokenizer = train_tokenizer(texts, TOY["vocab_size"])
+    tokenizer = train_tokenizer(texts, int(TOY["tokenizer"]))
     for kind in ("llama", "qwen2", "qwen3"):
         config = AutoConfig.for_model(
             kind,
-            vocab_size=TOY["vocab_size"] + 8,
+            vocab_size=int(TOY["tokenizer"]) + 8,
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=2,

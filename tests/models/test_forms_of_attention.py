@@ -106,7 +106,7 @@ def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
-    return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
+    return tiny_settings(corpus, heads=4, steps=4, save_every=2, heldout_rows=6)
 
 
 def losses_of(folder):

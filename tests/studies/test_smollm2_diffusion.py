@@ -35,7 +35,6 @@ def toy(tmp_path, monkeypatch):
         "heldout_rows": 4,
         "lora_rank": 2,
         "save_every": 1,
-        "eval_every": 2,
         "log_every": 1,
     }
     parent = tiny_settings(

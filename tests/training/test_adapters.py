@@ -31,7 +31,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def settings(corpus):
-    return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=2, heldout_rows=6)
+    return tiny_settings(corpus, heads=4, steps=4, save_every=2, heldout_rows=6)
 
 
 @pytest.fixture(scope="module")

@@ -1,168 +1,204 @@
-"""The sink monitor in the Trainer: when it looks, what it keeps, and that training does not
-notice.
-"""
+"""The sink monitor against maps read one by one, what it leaves as it was, and when it looks."""
 
+import copy
 import math
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from numpy.testing import assert_allclose
 
+from refusals import refusing
+from sinklab.core.instrument import trace
 from sinklab.core.sinks import Gu
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.training import recorders
-from sinklab.lab.training.recorders import MONITOR_FILE, SinkMonitor
-from sinklab.lab.training.snapshots import MEASURES, snapshot
+from sinklab.lab.training.monitor import MEASURES, measured, measured_heads, nested_masks
+from sinklab.lab.training.recorders import Monitor, Recorder
 from tiny_diffusion import tiny_model
+from tiny_llama import tiny_llama
 
-HELD = torch.randint(3, 280, (6, 16), generator=torch.Generator().manual_seed(1))
-ROWS = torch.randint(3, 280, (32, 16), generator=torch.Generator().manual_seed(2))
-
-
-class Denoising(Trainer):
-    """Trains on every third token."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        ids = inputs["input_ids"]
-        masked = (torch.arange(16) % 3 == 0).expand(ids.shape)
-        logits = model(ids.masked_fill(masked, 1), logits_to_keep=masked).logits
-        return F.cross_entropy(logits.float(), ids[masked])
-
-    def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, SinkMonitor):
-                callback.save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+IDS = torch.randint(3, 280, (3, 24), generator=torch.Generator().manual_seed(5))
 
 
-class Losses(TrainerCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_log(self, args, state, control, logs=None, **_):
-        if "loss" in logs:
-            self.seen.append(logs["loss"])
+def same(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        for name in MEASURES:
+            assert_allclose(mine[name], theirs[name], rtol=0, err_msg=name)
 
 
-def trained(
-    folder,
-    monitor,
-    *,
-    compiled=False,
-    resume=None,
-    **arguments,
-):
+def test_a_token_once_open_stays_open():
+    masks_TRS = nested_masks((4, 20))
+    assert masks_TRS.sum(-1).tolist() == [[count] * 4 for count in (18, 14, 10, 6, 2)]
+    assert not (masks_TRS[1:] & ~masks_TRS[:-1]).any()
+    assert not torch.equal(masks_TRS[2, 0], masks_TRS[2, 1])
+    assert nested_masks((1, 3))[-1].sum() == 1
+
+
+@pytest.mark.parametrize("sinks, given", [(2, 0), (0, 3)])
+def test_shares_are_those_of_the_maps(sinks, given):
+    model = tiny_model(sinks)
+    overall, *layers = measured(model, IDS, given=given)
+    places = [(step, layer, head) for step in range(5) for layer in range(2) for head in range(4)]
+    with trace(model, maps=places) as recording, torch.no_grad():
+        for hidden_BS in nested_masks((3, 24 - given)):
+            opened_BS = torch.zeros(3, given, dtype=torch.bool)
+            model(IDS.masked_fill(torch.cat([opened_BS, hidden_BS], 1), model.config.mask_token_id))
+    for layer in range(2):
+        maps = np.array([recording.map(*place).numpy() for place in places if place[1] == layer])
+        share_MBK = maps.mean(2)
+        expected = {
+            "sink_share": share_MBK[..., :sinks].sum(-1).mean(),
+            "top_text_share": share_MBK[..., sinks:].max(-1).mean(),
+            "first_share": share_MBK[..., sinks].mean(),
+            "sinks": (24 * share_MBK > 1 + 3 * 23 / 24).sum(-1).mean(),
+            "text_sinks": (24 * share_MBK[..., sinks:] > 1 + 3 * 23 / 24).sum(-1).mean(),
+        }
+        for name, value in expected.items():
+            assert layers[layer][name] == pytest.approx(value, rel=1e-5), name
+    assert expected["sinks"] > 0
+    assert (overall["added"], overall["even_share"]) == (sinks, sinks / (sinks + 24))
+    assert [row["layer"] for row in (overall, *layers)] == [-1, 0, 1]
+    assert overall["sink_share"] == pytest.approx(np.mean([row["sink_share"] for row in layers]))
+    holders = ("added", "first", "early", "other", "none")
+    assert sum(overall[f"main_{name}"] for name in holders) == pytest.approx(1)
+
+
+def test_holders_mobility_and_values_of_a_constructed_text():
+    """One row, four levels, two layers of one head; ten tokens behind one added sink."""
+    received = np.full((1, 4, 2, 1, 11), 0.5, np.float32)
+    for level, key in enumerate((0, 0, 2, 7)):
+        received[0, level, 0, 0, key] = 5.0
+    for level, key in enumerate((1, 1, 1)):
+        received[0, level, 1, 0, key] = 5.0
+    values = np.full((1, 4, 2, 11), 2.0, np.float32)
+    values[..., 0], values[..., 1] = 0.25, 1.0
+    # the last five tokens, one of which is a sink of the first layer, are masks of short values
+    masked = np.zeros((1, 4, 10), bool)
+    masked[..., 5:] = True
+    values[..., 6:] = 0.5
+    layers, overall = measured_heads(received, values, np.full((1, 4, 11), 10.0), masked, 1)
+    expected = {
+        "main_added": [0.5, 0],
+        "main_first": [0, 0.75],
+        "main_early": [0.25, 0],
+        "main_other": [0.25, 0],
+        "main_none": [0, 0.25],
+        # of six pairs of levels five have their sinks apart; the text alone has two, apart
+        "mobility": [5 / 6, 0],
+        "text_mobility": [1, 0],
+        "value_added": [0.25, 0.25],
+        "value_masked": [0.5, 0.5],
+        "value_sink": [2, 1],
+        "value_other": [(4 * 1 + 15 * 2) / 19, (1 + 16 * 2) / 17],
+        "sink_share": [(5 + 5 + 0.5 + 0.5) / 40, 0.05],
+    }
+    for name, numbers in expected.items():
+        assert_allclose(layers[name], numbers, rtol=1e-6, atol=1e-12, err_msg=name)
+    assert overall["mobility"] == pytest.approx(5 / 6 * 4 / 7)
+
+
+def test_activations_are_those_of_the_hidden_states():
+    model = tiny_model(1)
+    overall, *layers = measured(model, IDS)
+    states = []
+    # the states before the next layer, or before the last norm, are those after this one
+    for module in (model.model.layers[1], model.model.norm):
+        module.register_forward_pre_hook(lambda module, args: states.append(args[0].detach().abs()))
+    with torch.no_grad():
+        for hidden_RS in nested_masks(IDS.shape):
+            model(IDS.masked_fill(hidden_RS, model.config.mask_token_id))
+    for layer, found in enumerate(layers):
+        added = [each for each in states if each.shape[1] == 1][layer::2]
+        text = [each for each in states if each.shape[1] > 1][layer::2]
+        median = torch.cat([each.flatten(1).median(1).values for each in text]).mean()
+        other = max(each[:, 1:].max() for each in text)
+        first = max(each[:, 0].max() for each in text)
+        expected = {
+            "activation_added": max(each.max() for each in added),
+            "activation_first": first,
+            "activation_other": other,
+            "activation_median": median,
+            "activation_ratio": max(first, other) / median,
+        }
+        for name, value in expected.items():
+            assert found[name] == pytest.approx(float(value), rel=1e-6), name
+    assert overall["activation_other"] == max(row["activation_other"] for row in layers)
+    assert math.isnan(measured(tiny_model(), IDS)[0]["activation_added"])
+
+
+def test_the_model_is_left_as_it_was():
     model = tiny_model(1).train()
-    if compiled:
-        model.model.compile(backend="eager", dynamic=False)
-    losses = Losses()
-    trainer = Denoising(
-        model=model,
-        args=TrainingArguments(
-            str(folder),
-            max_steps=5,
-            per_device_train_batch_size=4,
-            learning_rate=1e-2,
-            logging_steps=1,
-            save_steps=2,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            **arguments,
-        ),
-        train_dataset=[{"input_ids": row} for row in ROWS],
-        callbacks=[losses, *([monitor] if monitor else [])],
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    return model, losses.seen
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    plain = measured(copy.deepcopy(model), IDS)
+    model.model.compile(backend="eager", dynamic=False)
+    compiled = model.model._compiled_call_impl
+    state, weights = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(plain, measured(model, IDS))
+    same(plain, measured(torch.compile(model, backend="eager"), IDS))
+    assert model.model._compiled_call_impl is compiled
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert not any(module._forward_hooks for module in model.model.layers)
+    with refusing("the model's context is"):
+        measured(model, IDS.repeat(1, 100))
+    assert [module.training for module in model.modules()] == modes
 
 
-# what Dynamo itself sets off while it reads
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("settings", [{}, {"compiled": True, "bf16": True}])
-def test_training_is_the_same_to_the_bit(settings):
-    plain, losses = trained("plain", None, **settings)
-    monitor = SinkMonitor(HELD, every=2)
-    watched, same = trained("watched", monitor, **settings)
-    assert len(losses) == 5
-    assert losses == same
-    for name, weight in plain.state_dict().items():
-        assert torch.equal(weight, watched.state_dict()[name]), name
-    columns = monitor.columns()
-    assert list(columns) == list(SinkMonitor.names)
-    assert columns["step"] == [step for step in (0, 2, 4, 5) for _ in range(3)]
-    assert columns["layer"] == [-1, 0, 1] * 4
-    last = snapshot(watched, HELD)
-    assert columns["sink_share"][-3:] == [last.overall["sink_share"], *last.layers["sink_share"]]
-    assert columns["sink_share"][0] == snapshot(tiny_model(1), HELD).overall["sink_share"]
-    assert not any(columns["causal"])
+def test_causal_models_read_the_clean_text():
+    llama = measured(tiny_llama().model, IDS)[0]
+    assert math.isnan(llama["mobility"])
+    # the first token is seen by all, and the first query sees nothing else
+    assert llama["first_share"] > 1 / 24
+    model = tiny_model()
+    layers = measured(model, IDS, causal=True)[1:]
+    with trace(model) as recording, torch.no_grad():
+        model(IDS, causal=True)
+    expected = recording.array("received")[0, ..., 0].mean((0, 2)) / 24
+    assert_allclose([row["first_share"] for row in layers], expected, rtol=1e-6)
 
 
-def test_a_resumed_run_has_the_same_rows():
-    whole = SinkMonitor(HELD, every=2)
-    trained("a", whole)
-    checkpoint = Path("a/checkpoint-2")
-    resumed = SinkMonitor(HELD, every=2, earlier=checkpoint)
-    assert [row["step"] for row in resumed.rows] == [0] * 3 + [2] * 3
-    trained("b", resumed, resume=str(checkpoint))
-    assert str(resumed.columns()) == str(whole.columns())
-    assert (Path("b/checkpoint-4") / MONITOR_FILE).exists()
-    assert SinkMonitor(HELD, every=2, earlier=Path()).rows == []
-
-
-class State:
-    def __init__(self, step, first=True):
-        self.global_step, self.is_world_process_zero = step, first
-
-
-def test_a_few_numbers_go_to_the_log():
-    said = []
-    monitor = SinkMonitor(HELD, every=1, log=said.append)
-    monitor.look(tiny_model(1), State(3))
-    monitor.look(tiny_model(1), State(3))
-    assert len(said) == 1
-    assert said[0]["sink/share"] == monitor.rows[0]["sink_share"]
-    assert all(math.isfinite(value) for value in said[0].values())
-
-
-def test_one_process_looks_unless_the_weights_are_spread(monkeypatch):
-    monitor, model = SinkMonitor(HELD, every=1), tiny_model(1)
-    monitor.look(model, State(3, first=False))
-    assert monitor.rows == []
-    monkeypatch.setattr(recorders, "DTensor", torch.nn.Parameter)  # as under FSDP2
-    monitor.look(model, State(3, first=False))
-    assert [row["step"] for row in monitor.rows] == [3] * 3
-
-
-def test_a_causal_start_is_looked_at_as_causal():
-    model = tiny_model(1)
-    monitor = SinkMonitor(HELD, every=1, causal_steps=2)
-    for step in (0, 2, 3):
-        monitor.look(model, State(step))
-    overall = [row for row in monitor.rows if row["layer"] == -1]
-    assert [row["causal"] for row in overall] == [True, True, False]
-    assert overall[0]["sink_share"] == snapshot(model, HELD, causal=True).overall["sink_share"]
-    assert overall[2]["sink_share"] == snapshot(model, HELD).overall["sink_share"]
-
-
-def test_weights_that_are_no_numbers_are_measured_as_none():
-    model = tiny_model(1)
-    model.model.layers[0].self_attn.q_proj.weight.data.fill_(math.nan)
-    monitor = SinkMonitor(HELD, every=1)
-    monitor.look(model, State(1))
-    assert math.isnan(monitor.rows[0]["sink_share"])
-
-
-def test_rows_are_spread_over_the_text():
-    text = torch.arange(20)[:, None].expand(20, 16)
-    assert SinkMonitor(text, every=1, rows=4).ids_RS[:, 0].tolist() == [0, 5, 10, 15]
-    assert len(SinkMonitor(HELD, every=1, rows=100).ids_RS) == 6
-    assert "text_mobility" in MEASURES
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_even_share_is_that_of_attention_without_preference(causal):
+    model = tiny_model(2)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    found = measured(model, IDS, causal=causal)[0]
+    assert found["sink_share"] == pytest.approx(found["even_share"], rel=1e-5)
 
 
 def test_the_rule_says_what_counts_as_a_sink():
     for rule, sinks in ((Top(2), 2), (Gu(0.99), 0)):
-        assert snapshot(tiny_model(1), HELD, rule=rule).overall["sinks"] == sinks
+        assert measured(tiny_model(1), IDS, rule=rule)[0]["sinks"] == sinks
+
+
+class State:
+    def __init__(self, step, first=True):
+        self.global_step, self.is_world_process_zero, self.log_history = step, first, []
+
+
+def test_a_step_is_looked_at_once_by_one_process_unless_the_weights_are_spread(monkeypatch):
+    recorder, model = Recorder(8, Monitor(IDS, every=1)), tiny_model(1)
+    state = State(3, first=False)
+    recorder.look(model, state)
+    assert state.log_history == []
+    # as under FSDP2
+    monkeypatch.setattr(recorders, "DTensor", torch.nn.Parameter)
+    recorder.look(model, state)
+    recorder.look(model, state)
+    assert [look["step"] for look in state.log_history] == [3]
+
+
+def test_a_causal_start_is_looked_at_as_causal_and_no_numbers_as_none():
+    model, monitor = tiny_model(1), Monitor(IDS, every=1, causal_steps=2)
+    looks = [monitor.rows(model, step)[0] for step in (0, 2, 3)]
+    assert [look["causal"] for look in looks] == [True, True, False]
+    assert looks[0]["sink_share"] == measured(model, IDS, causal=True)[0]["sink_share"]
+    assert looks[2]["sink_share"] == measured(model, IDS)[0]["sink_share"]
+    model.model.layers[0].self_attn.q_proj.weight.data.fill_(math.nan)
+    assert math.isnan(monitor.rows(model, 3)[0]["sink_share"])

@@ -20,7 +20,7 @@ from tiny_training import tiny_settings
 
 @pytest.fixture(scope="module")
 def settings(corpus):
-    often = {"eval_every": 6, "save_every": 4, "heldout_rows": 8, "steps": 12}
+    often = {"save_every": 4, "heldout_rows": 8, "steps": 12}
     return tiny_settings(corpus, row_start=True, sink_kind="token", sink_count=1, **often)
 
 

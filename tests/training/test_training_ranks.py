@@ -25,7 +25,7 @@ def settings(corpus):
         "gate": "elementwise",
         "monitor_every": 3,
     }
-    often = {"eval_every": 2, "save_every": 3, "heldout_rows": 7}
+    often = {"save_every": 3, "heldout_rows": 7}
     return tiny_settings(corpus, batch=8, micro_batch=2, steps=4, lr=2e-3, **often, **variant)
 
 
@@ -90,9 +90,7 @@ FSDP2 = {
 
 @pytest.mark.slow
 def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings, python):
-    here = replace(
-        settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True
-    )
+    here = replace(settings, steps=3, save_every=2, backbone="qwen2", gradient_checkpointing=True)
     spread, alone = (replace(here, out=name) for name in ("spread", "alone"))
     again = Path("again")
     cut = f"""

@@ -18,14 +18,13 @@ from launched import PATIENCE
 from sinklab.lab.records import open_run
 from sinklab.lab.training import train
 from sinklab.lab.training.checkpoints import whole_checkpoints
-from sinklab.lab.training.recorders import History
+from sinklab.lab.training.recorders import Recorder
 from tiny_training import tiny_settings
 
 
 @pytest.fixture(scope="module")
 def settings(corpus):
     often = {
-        "eval_every": 4,
         "save_every": 100,
         "monitor_every": 2,
         "log_every": 2,
@@ -35,7 +34,7 @@ def settings(corpus):
 
 def terminated_in(step, monkeypatch, *numbers):
     """These signals come while this step is in work."""
-    usual = History.on_step_end
+    usual = Recorder.on_step_end
 
     def ended(self, args, state, control, **more):
         if state.global_step == step:
@@ -43,7 +42,7 @@ def terminated_in(step, monkeypatch, *numbers):
                 os.kill(os.getpid(), number)
         usual(self, args, state, control, **more)
 
-    monkeypatch.setattr(History, "on_step_end", ended)
+    monkeypatch.setattr(Recorder, "on_step_end", ended)
 
 
 @pytest.mark.slow
@@ -104,7 +103,7 @@ def test_a_second_ctrl_c_ends_at_once_and_says_that_nothing_is_saved(settings, m
 
 def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
     seen = {}
-    usual = History.on_step_end
+    usual = Recorder.on_step_end
 
     def looked(self, args, state, control, **more):
         usual(self, args, state, control, **more)
@@ -113,7 +112,7 @@ def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
             assert running.info.status == "running"
             seen[state.global_step] = running.table("history"), running.table("monitor")
 
-    monkeypatch.setattr(History, "on_step_end", looked)
+    monkeypatch.setattr(Recorder, "on_step_end", looked)
     train(replace(settings, steps=6))
     ended = open_run("run")
     for step, (history, monitor) in seen.items():
@@ -124,12 +123,12 @@ def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
 
 STOPPED = """
 from sinklab.lab.training import recorders
-usual = recorders.History.on_step_end
+usual = recorders.Recorder.on_step_end
 def stopped(self, args, state, control, **more):
     if state.global_step == 3 and os.environ["RANK"] == "1":
         os.kill(os.getpid(), 15)
     usual(self, args, state, control, **more)
-recorders.History.on_step_end = stopped
+recorders.Recorder.on_step_end = stopped
 """
 
 
@@ -149,7 +148,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(setting
 
 @pytest.mark.slow
 def test_a_signal_to_the_command_and_the_reader_of_its_stream_ends_it_in_order(settings, python):
-    given = replace(settings, streaming=True, workers=1, steps=100_000)
+    given = replace(settings, streaming=True, steps=100_000)
     flags = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in vars(given).items()

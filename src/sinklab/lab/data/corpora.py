@@ -14,22 +14,21 @@ from typing import Any
 from sinklab.lab.files import from_json, refused
 
 HUB = "hub:"
+FIELD = "text"
+"""Field that holds the text in JSON lines, Parquet files and datasets."""
 _SUFFIXES = (
     *(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")),
     ".parquet",
 )
 
 
-def read_corpus(
-    source: str | Path, *, text_field: str = "text", only: str | None = None
-) -> Iterator[str]:
+def read_corpus(source: str | Path, *, only: str | None = None) -> Iterator[str]:
     """Yield the documents of a corpus, in a fixed order, without the blank ones.
 
     Args:
         source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet), or ``"hub:NAME"``
             or ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or a folder that
             `datasets` reads), which is streamed.
-        text_field: the field that holds the text in JSON lines, Parquet files and datasets.
         only: leave out documents but those of which this holds: ``"FIELD=VALUE"`` or
             ``"FIELD!=VALUE"``, of a field, or of one inside it (``"meta.source!=web"``), compared
             as text.
@@ -39,7 +38,7 @@ def read_corpus(
             field, or needs `datasets`, which is not installed.
     """
     empty = True
-    for text in corpus_documents(source, text_field=text_field, only=only):
+    for text in corpus_documents(source, only=only):
         if text.strip():
             empty = False
             yield text
@@ -51,7 +50,7 @@ def read_corpus(
 
 
 def corpus_documents(
-    source: str | Path, *, text_field: str = "text", only: str | None = None, start: int = 0
+    source: str | Path, *, only: str | None = None, start: int = 0
 ) -> Iterator[str]:
     """Yield every document of a corpus from number ``start`` on, so that numbers stay places: blank
     ones too, and a blank one for each that ``only`` leaves out.
@@ -64,13 +63,13 @@ def corpus_documents(
     if source == "":
         raise ValueError("a corpus is needed; name a folder, a file, or a dataset as hub:NAME")
     if str(source).startswith(HUB):
-        yield from _from_hub(str(source), text_field, only, start)
+        yield from _from_hub(str(source), only, start)
         return
-    for read in islice(_from_files(Path(source), text_field, only), start, None):
+    for read in islice(_from_files(Path(source), only), start, None):
         yield read()
 
 
-def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
+def fingerprint(source: str | Path) -> str:
     """SHA-256 of a quick view of a corpus: names and sizes of its files, and its first document.
 
     It costs no pass over the corpus; it cannot see a change inside later files that keeps their
@@ -79,7 +78,7 @@ def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
     Raises:
         ValueError: as :func:`corpus_documents`.
     """
-    facts: list[Any] = [text_field, next(corpus_documents(source, text_field=text_field), None)]
+    facts: list[Any] = [FIELD, next(corpus_documents(source), None)]
     if str(source).startswith(HUB):
         facts.append(str(source))
     else:
@@ -107,15 +106,15 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
-def _from_files(source: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
+def _from_files(source: Path, only: str | None) -> Iterator[Callable[[], str]]:
     for path in _files(source):
         if path.name.endswith(".parquet"):
-            yield from _from_parquet(path, text_field, only)
+            yield from _from_parquet(path, only)
         elif ".jsonl" in path.name:
             for line, where in placed_lines(path):
-                yield partial(_from_line, line, text_field, where, only)
+                yield partial(_from_line, line, where, only)
         else:
-            yield partial(_from_text, path, text_field, only)
+            yield partial(_from_text, path, only)
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -153,15 +152,15 @@ def json_object(line: str, where: str) -> dict[str, Any]:
         return from_json(line, dict)
 
 
-def _from_text(path: Path, text_field: str, only: str | None) -> str:
-    return text_of({text_field: "".join(text_lines(path))}, text_field, str(path), only)
+def _from_text(path: Path, only: str | None) -> str:
+    return text_of({FIELD: "".join(text_lines(path))}, FIELD, str(path), only)
 
 
-def _from_line(line: str, text_field: str, where: str, only: str | None) -> str:
-    return text_of(json_object(line, where), text_field, where, only)
+def _from_line(line: str, where: str, only: str | None) -> str:
+    return text_of(json_object(line, where), FIELD, where, only)
 
 
-def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | None = None) -> str:
+def text_of(row: Mapping[str, Any], name: str, where: str, only: str | None = None) -> str:
     """The text in a field of a row; none of a row that ``only`` leaves out.
 
     Raises:
@@ -169,16 +168,16 @@ def text_of(row: Mapping[str, Any], text_field: str, where: str, only: str | Non
     """
     if only is not None and not _is_kept(row, only, where):
         return ""
-    if text_field not in row:
+    if name not in row:
         raise ValueError(
-            f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that "
+            f"{where}: no field {name!r} (it has {', '.join(row)}); name the field that "
             "holds the text"
         )
-    if not isinstance(row[text_field], str):
+    if not isinstance(row[name], str):
         raise ValueError(
-            f"{where}: field {text_field!r} must be text, but is a {type(row[text_field]).__name__}"
+            f"{where}: field {name!r} must be text, but is a {type(row[name]).__name__}"
         )
-    return row[text_field]
+    return row[name]
 
 
 def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
@@ -197,7 +196,7 @@ def _is_kept(row: Mapping[str, Any], only: str, where: str) -> bool:
     return (str(found) == value) != (sign == "!=")
 
 
-def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Callable[[], str]]:
+def _from_parquet(path: Path, only: str | None) -> Iterator[Callable[[], str]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -208,14 +207,14 @@ def _from_parquet(path: Path, text_field: str, only: str | None) -> Iterator[Cal
     ):
         names = table.schema_arrow.names
         # the row's other fields are named where the text is missing, but not read
-        read = {text_field, (only or text_field).partition("=")[0].rstrip("!").partition(".")[0]}
+        read = {FIELD, (only or FIELD).partition("=")[0].rstrip("!").partition(".")[0]}
         columns = [*read] if read <= {*names} else names
         batches = table.iter_batches(batch_size=256, columns=columns)
         for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield partial(text_of, row, text_field, f"{path}, row {number}", only)
+            yield partial(text_of, row, FIELD, f"{path}, row {number}", only)
 
 
-def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Iterator[str]:
+def _from_hub(source: str, only: str | None, start: int) -> Iterator[str]:
     name, _, config = source.removeprefix(HUB).partition(":")
     if not name:
         raise ValueError(
@@ -232,4 +231,4 @@ def _from_hub(source: str, text_field: str, only: str | None, start: int) -> Ite
     ):
         rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(rows.skip(start), start):
-        yield text_of(row, text_field, f"{source}, row {number}", only)
+        yield text_of(row, FIELD, f"{source}, row {number}", only)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count, islice, tee
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,6 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         source: a corpus, as for :func:`sinklab.lab.data.read_corpus`.
         tokenizer: must have an ``eos_token``.
         length: tokens a row, S ≥ 2.
-        text_field: the field that holds the text.
         only: which documents, as for :func:`sinklab.lab.data.read_corpus`; all when left out.
         seed: of the order.
         shuffle_rows: rows of a block, K; 1 keeps the order of the corpus.
@@ -70,7 +68,6 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     tokenizer: PreTrainedTokenizerBase
     length: int
     _: KW_ONLY
-    text_field: str = "text"
     only: str | None = None
     seed: int = 0
     shuffle_rows: int = limited(1024, at_least=1)
@@ -187,8 +184,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
-        chosen: dict[str, Any] = {"text_field": self.text_field, "only": self.only, "start": start}
-        documents = enumerate(corpus_documents(self.source, **chosen), start)
+        documents = enumerate(corpus_documents(self.source, only=self.only, start=start), start)
         numbered, texts = tee((number, text) for number, text in documents if text.strip())
         ids = encode((text for _, text in texts), self.tokenizer)
         yield from zip((number for number, _ in numbered), ids, strict=True)

@@ -27,12 +27,9 @@ FREE = frozenset(
         "gradient_checkpointing",
         "head_chunk",
         "micro_batch",
-        "workers",
         "log_every",
-        "eval_every",
         "save_every",
         "keep",
-        "log_to",
         "monitor_every",
         "monitor_rows",
     }

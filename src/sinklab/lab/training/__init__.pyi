@@ -7,8 +7,5 @@ from .settings import RECIPES as RECIPES
 from .settings import VARIANTS as VARIANTS
 from .settings import TrainSettings as TrainSettings
 from .settings import recipe as recipe
-from .snapshots import MEASURES as MEASURES
-from .snapshots import Snapshot as Snapshot
-from .snapshots import snapshot as snapshot
 from .trainer import DiffusionTrainer as DiffusionTrainer
 from .trainer import causal_loss as causal_loss

@@ -1,5 +1,6 @@
 """Checkpoints, each complete or absent, and the conditions for resuming a run."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -8,12 +9,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from sinklab.lab.checkpoints.materialize import machine_type
 from sinklab.lab.files import read_json
@@ -23,45 +22,9 @@ from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.records.writing import names_in, refuse_taken
 from sinklab.lab.training.settings import FREE, TrainSettings
 
-HISTORY_FILE = "history.json"
-PARTIAL = ".partial"
 KEPT = 2
+STATE_FILE = "trainer_state.json"
 POSITION_FILE = "position.json"
-
-
-@contextmanager
-def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterator[Path]:
-    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed
-    once it is whole.
-
-    Args:
-        root: folder of the checkpoints, one for all processes.
-        step: its number.
-        first: this process is the one that cleans up and renames.
-        wait: called when all processes must meet.
-
-    Raises:
-        ValueError: if the disk is full; the partial checkpoint is removed, older checkpoints are
-            not touched.
-    """
-    partial = root / PARTIAL
-    whole = root / f"checkpoint-{step}"
-    if first:
-        shutil.rmtree(partial, ignore_errors=True)
-    wait()
-    try:
-        with needing_room(root, f"checkpoint {step}"):
-            yield partial / whole.name
-            wait()
-            if first:
-                settle(partial / whole.name)
-                # the folder of an earlier session that was cut short
-                shutil.rmtree(whole, ignore_errors=True)
-                (partial / whole.name).rename(whole)
-    finally:
-        if first:
-            shutil.rmtree(partial, ignore_errors=True)
-    wait()
 
 
 @contextmanager
@@ -110,17 +73,21 @@ def settle(folder: Path) -> None:
 
 
 def prune(root: Path) -> None:
-    """Remove all but the newest `KEPT` whole checkpoints, and partial ones."""
-    shutil.rmtree(root / PARTIAL, ignore_errors=True)
-    kept = set(whole_checkpoints(root)[-KEPT:])
+    """Remove all checkpoints but the newest whole ones."""
+    kept = whole_checkpoints(root)[-KEPT:]
     for path in root.glob("checkpoint-*"):
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted((path.parent for path in root.glob(f"checkpoint-*/{HISTORY_FILE}")), key=step_of)
+    """Whole checkpoints, oldest first: those whose state, which is written last, can be read."""
+    found = []
+    for path in root.glob(f"checkpoint-*/{STATE_FILE}"):
+        with contextlib.suppress(OSError, ValueError):
+            read_json(path, dict)
+            found.append(path.parent)
+    return sorted(found, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -134,25 +101,6 @@ def named_checkpoint(root: Path | str) -> str:
     if not found:
         return "none (no checkpoint is whole yet)"
     return str(found[-1])
-
-
-def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
-    """Refuse to save weights that are not finite.
-
-    Raises:
-        ValueError: naming the first such tensor.
-    """
-    for name, weight in model.named_parameters():
-        local: Any = weight
-        if isinstance(weight, DTensor):
-            # the local part is enough: every process looks at its own
-            local = weight.to_local()
-        if not bool(torch.isfinite(local).all()):
-            raise ValueError(
-                f"weights must be finite to be saved, but {name} has values that are not at step "
-                f"{step}; start a new "
-                f"run with a lower lr; the newest whole checkpoint is {named_checkpoint(root)}"
-            )
 
 
 def with_precision(settings: TrainSettings) -> TrainSettings:
@@ -252,13 +200,9 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
         )
 
 
-def no_resuming(checkpoint: Path) -> str:
-    """Advice for a checkpoint of which a file is damaged."""
-    return f"Remove {checkpoint} to resume from the one before it."
-
-
 def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
     """Note the next row of a stream, and a cursor from which it can be found again."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
 
 
@@ -268,6 +212,7 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
     Raises:
         ValueError: if the checkpoint lacks them or they are damaged.
     """
-    with undamaged(checkpoint / POSITION_FILE, no_resuming(checkpoint)):
+    advice = f"Remove {checkpoint} to resume from the one before it."
+    with undamaged(checkpoint / POSITION_FILE, advice):
         noted = read_json(checkpoint / POSITION_FILE)
         return int(noted["row"]), [int(part) for part in noted["cursor"]]

@@ -1,19 +1,16 @@
 """Checks of a training run before it reads anything."""
 
 import atexit
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import LlamaConfig, TrainerCallback, TrainingArguments
-from transformers.integrations import TensorBoardCallback
+from transformers import LlamaConfig, TrainingArguments
 
-from sinklab.core.errors import one_of
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.training.settings import TrainSettings
 
@@ -47,11 +44,6 @@ def check(settings: TrainSettings) -> None:
 
 def _check_sizes(settings: TrainSettings) -> None:
     if settings.init_from is not None:
-        if settings.init != "plain":
-            raise ValueError(
-                f"init={settings.init!r} draws new weights, but init_from has some; leave out one "
-                "of them"
-            )
         return
     width, left = divmod(settings.hidden_size, settings.heads)
     if left:
@@ -93,8 +85,8 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             "row_start begins packed rows of plain text; leave it out with a stream or pairs"
         )
-    if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
-        raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
+    if settings.streaming and settings.pairs != "none":
+        raise ValueError("questions and answers are read at once; leave out streaming")
     if settings.monitor_every and settings.pairs in ("corrected", "completion"):
         raise ValueError(
             f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has "
@@ -164,27 +156,12 @@ def explained(settings: TrainSettings) -> Iterator[None]:
         ) from error
 
 
-TRACKERS = (
-    "tensorboard",
-    "wandb",
-    "trackio",
-    "mlflow",
-    "comet_ml",
-    "clearml",
-    "swanlab",
-    "neptune",
-    "dvclive",
-)
-TENSORBOARD = "tensorboard"
-
-
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     """The Trainer's arguments for these settings. Joins the process group if there are several
     processes.
 
     Raises:
-        ValueError: if the batch does not divide evenly over processes and micro-batches, or for an
-            unknown tracker.
+        ValueError: if the batch does not divide evenly over processes and micro-batches.
     """
     # as torchrun, accelerate launch and every other launcher say it; the arguments need it before
     # they know it
@@ -205,6 +182,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         optim="adamw_torch_fused",
         weight_decay=settings.weight_decay,
         adam_beta2=0.95,
+        warmup_steps=max(1, round(settings.warmup * settings.steps)),
         bf16=bool(settings.bf16),
         use_cpu=not on_gpu,
         ddp_backend=backend,
@@ -212,13 +190,14 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         logging_steps=settings.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
-        eval_steps=settings.eval_every,
+        eval_steps=settings.save_every,
         save_steps=settings.save_every,
         # a stream continues from its cursor, and rows in memory are found by their number
         ignore_data_skip=settings.streaming,
-        dataloader_num_workers=settings.workers,
+        # one process reads a stream ahead of a GPU
+        dataloader_num_workers=int(settings.streaming and on_gpu),
         dataloader_pin_memory=on_gpu,
-        report_to=[name for name in trackers(settings.log_to) if name != TENSORBOARD] or "none",
+        report_to="none",
         seed=settings.seed,
         remove_unused_columns=False,
     )
@@ -235,38 +214,3 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
             "--no-bf16"
         )
     return args
-
-
-def trackers(log_to: str) -> list[str]:
-    """Names of trackers from the setting.
-
-    Raises:
-        ValueError: for an unknown one, or one that is given by name and not installed.
-    """
-    names = [name.strip() for name in log_to.split(",") if name.strip()]
-    if names == ["auto"] and _installed(TENSORBOARD):
-        return [TENSORBOARD]
-    if names in (["auto"], ["none"]):
-        return []
-    for name in names:
-        one_of("log_to", name, ("auto", "none", *TRACKERS))
-        if name in ("auto", "none"):
-            raise ValueError(f"log_to takes {name!r} alone, but is {log_to!r}")
-        if name in (TENSORBOARD, "wandb", "trackio") and not _installed(name):
-            raise ValueError(f"log_to names {name}, which is not installed; run pip install {name}")
-    return names
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-def tensorboard(settings: TrainSettings) -> list[TrainerCallback]:
-    """The callback that writes ``tracking/`` in the run folder, if it is wanted."""
-    if TENSORBOARD not in trackers(settings.log_to):
-        return []
-    from torch.utils.tensorboard import SummaryWriter
-
-    return [
-        TensorBoardCallback(cast(Any, SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))))
-    ]

@@ -124,10 +124,12 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
     deviation = 0.02
-    if settings.init == "smdm":
+    kind = settings.backbone
+    if kind == "smdm":
+        kind = "llama"
         deviation = math.sqrt(2 / (5 * settings.hidden_size))
     backbone = AutoConfig.for_model(
-        settings.backbone,
+        kind,
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         intermediate_size=settings.mlp_size,
@@ -135,7 +137,7 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         num_attention_heads=settings.heads,
         num_key_value_heads=settings.kv_heads or settings.heads,
         max_position_embeddings=max(512, 2 * settings.length),
-        tie_word_embeddings=settings.tie_embeddings,
+        tie_word_embeddings=settings.backbone != "smdm",
         rms_norm_eps=1e-5,
         initializer_range=deviation,
         pad_token_id=tokenizer.pad_token_id,
@@ -149,7 +151,7 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     for name, weight in model.named_parameters():
         # SMDM: from N(0, 2 / 5d) to N(0, 1 / (d · layers²)) where layers write to the residual
         # stream
-        if settings.init == "smdm" and name.endswith(("o_proj.weight", "down_proj.weight")):
+        if settings.backbone == "smdm" and name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.data *= math.sqrt(5 / 2) / settings.layers
     return model
 

@@ -1,19 +1,17 @@
-"""Records of a model in training: losses and speed at each step logged, and the paths of its
-attention.
+"""Losses, speed and sinks of a model in training, and the end of a run by a signal.
 
-A recorder keeps its rows in each checkpoint, so that a resumed run has the table of an
-uninterrupted one.
+Rows stand in the Trainer's own state, which every checkpoint has: a resumed run has the tables of
+an uninterrupted one.
 """
 
 # R rows, S sequence
 import contextlib
-import json
 import math
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,112 +19,119 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from sinklab.core.sinks import DEFAULT
-from sinklab.lab.files import Terminated, read_json
-from sinklab.lab.records.info import undamaged
-from sinklab.lab.records.storage import write_text
-from sinklab.lab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
-from sinklab.lab.training.snapshots import MEASURES, snapshot
+from sinklab.lab.files import Terminated
+from sinklab.lab.training.checkpoints import named_checkpoint
+from sinklab.lab.training.monitor import MEASURES, measured
 
-LOGGED = {
+HISTORY = {
+    "step": "step",
+    "tokens": "tokens",
     "loss": "loss",
     "heldout_loss": "eval_loss",
     "lr": "learning_rate",
     "grad_norm": "grad_norm",
+    "tokens_per_second": "tokens_per_second",
+    "seconds": "seconds",
 }
 """Columns of the history -> their names in the Trainer's log."""
-MONITOR_FILE = "monitor.json"
-SUMMARY = {"sink_share": "sink/share", "main_added": "sink/main", "mobility": "sink/mobility"}
-SUMMARY |= {"text_sinks": "sink/text_sinks", "activation_ratio": "sink/activation_ratio"}
+MONITOR = ("step", "causal", "layer", "added", "even_share", *MEASURES)
+"""Columns of the monitor."""
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """What the sink monitor measures, and when: at step 0, every so many steps, and at the end."""
+
+    ids_RS: Tensor
+    """Held-out text, rows without padding; eight of them, evenly spaced, are measured."""
+    every: int
+    causal_steps: int = 0
+    """Until this step the model is a causal one and is measured as one."""
+    given: int = 0
+    """Tokens at the head of each row that are never masked."""
+
+    def rows(self, model: nn.Module, step: int) -> list[dict[str, Any]]:
+        """The measures of a model that has taken so many steps: of all layers, and of each."""
+        causal = bool(self.causal_steps) and step <= self.causal_steps
+        ids_RS = self.ids_RS[:: max(1, len(self.ids_RS) // 8)][:8]
+        found = measured(model, ids_RS, causal=causal, given=self.given)
+        return [{"step": step, "causal": causal, **row} for row in found]
 
 
 class Recorder(TrainerCallback):
-    """Collects the rows of a table while the Trainer runs.
+    """Makes the tables ``history`` and ``monitor``, and stops a run whose loss is not finite.
 
     Args:
-        earlier: checkpoint of the run that this one resumes, with rows that come first.
-
-    Raises:
-        ValueError: if that checkpoint's rows are damaged.
+        tokens: in an optimizer step, over all processes.
+        monitor: None for a run without.
+        say: called with a line at each row of the history.
     """
-
-    table: ClassVar[str]
-    """The table in the run folder."""
-    file: ClassVar[str]
-    """The file in each checkpoint."""
-    names: ClassVar[tuple[str, ...]]
-    """The columns."""
-
-    def __init__(self, earlier: Path | None = None) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.write: Callable[[str, dict[str, list[Any]]], object] | None = None
-        """Called with the table and its columns whenever it has grown."""
-        if earlier is not None and (earlier / self.file).exists():
-            with undamaged(earlier / self.file, no_resuming(earlier)):
-                self.rows = [dict(row) for row in read_json(earlier / self.file)]
-
-    def save(self, checkpoint: Path) -> None:
-        """Write the rows so far into a checkpoint."""
-        write_text(checkpoint / self.file, json.dumps(self.rows))
-
-    def columns(self) -> dict[str, list[Any]]:
-        """The rows as columns of the table."""
-        return {name: [row[name] for row in self.rows] for name in self.names}
-
-    def grow(self, *rows: dict[str, Any]) -> None:
-        """Add rows, also on the disk; one that is full is no reason to stop here: checkpoints and
-        the end say so.
-        """
-        self.rows += rows
-        if self.write is None:
-            return
-        with contextlib.suppress(OSError):
-            self.write(self.table, self.columns())
-
-
-class History(Recorder):
-    """Collects what the Trainer logs, and stops a run whose loss is not finite.
-
-    Args:
-        tokens_per_step: tokens in an optimizer step, over all processes.
-        earlier: checkpoint of the run that this one resumes.
-        say: called with a line at each row.
-    """
-
-    table = "history"
-    file = HISTORY_FILE
-    names = ("step", "tokens", *LOGGED, "tokens_per_second", "seconds")
 
     def __init__(
         self,
-        tokens_per_step: int,
-        earlier: Path | None = None,
+        tokens: int,
+        monitor: Monitor | None = None,
         say: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(earlier)
-        self.say = say
-        self.tokens_per_step = tokens_per_step
-        self._since = self._clock = self.started = time.perf_counter()
-        if self.rows:
-            self.started -= self.rows[-1]["seconds"]
+        self.tokens = tokens
+        self.monitor = monitor
+        self.write: Callable[[str, Mapping[str, list[Any]]], object] | None = None
+        """Called with a table and its columns whenever it has grown."""
+        self.count: Callable[[float, float], object] | None = None
+        """Called with the steps done and all steps."""
+        self._say = say
+        self._log: list[dict[str, Any]] = []
         self._first = self._steps = 0
+        self._since = self._clock = self._started = time.perf_counter()
         self._busy = 0.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note the start of this session, to tell how long the rest will take."""
+    def tables(self) -> dict[str, dict[str, list[Any]]]:
+        """The tables so far."""
+        lines = [row for row in self._log if "loss" in row or "eval_loss" in row]
+        found = {
+            "history": {
+                name: [row.get(said, math.nan) for row in lines] for name, said in HISTORY.items()
+            }
+        }
+        if self.monitor is not None:
+            looks = [row for look in self._log for row in look.get("monitor", ())]
+            found["monitor"] = {name: [row[name] for row in looks] for name in MONITOR}
+        return found
+
+    def _grown(self, table: str) -> None:
+        """Write a table; a disk that is full is no reason to stop here: checkpoints say so."""
+        if self.write is not None:
+            with contextlib.suppress(OSError):
+                self.write(table, self.tables()[table])
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Take the rows of the run that is resumed; measure a model before its first step."""
+        self._log = state.log_history
         self._first = state.global_step
-        self._since = self._clock = time.perf_counter()
+        self._since = self._clock = self._started = time.perf_counter()
+        for row in self._log:
+            self._started = self._since - row.get("seconds", 0.0)
         # a resumed state would bring back the intervals of the session that wrote it
         state.logging_steps = args.logging_steps
         state.eval_steps = args.eval_steps
         state.save_steps = args.save_steps
+        if self.count is not None:
+            self.count(state.global_step, state.max_steps)
+        if state.global_step == 0:
+            self.look(model, state)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count the time of training itself, without measuring and saving."""
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Count the time of training itself, without measuring and saving, and look."""
         now = time.perf_counter()
         self._busy += now - self._clock
         self._clock = now
         self._steps += 1
+        if self.count is not None:
+            self.count(state.global_step, state.max_steps)
+        if self.monitor is not None and state.global_step % self.monitor.every == 0:
+            self.look(model, state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The time of measuring and of saving is none of training."""
@@ -134,42 +139,46 @@ class History(Recorder):
 
     on_save = on_evaluate
 
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Look at the final model."""
+        if state.global_step >= state.max_steps:
+            self.look(model, state)
+
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        """Keep losses and learning rates with the step and the tokens seen.
+        """Keep the tokens seen and the speed beside losses and learning rates.
 
         Raises:
             ValueError: if a loss is not finite.
         """
-        logs = logs or {}
-        if "loss" not in logs and "eval_loss" not in logs:
+        row = state.log_history[-1]
+        if "loss" not in row and "eval_loss" not in row:
             return
-        self._refuse_no_number(args, state, logs)
-        row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
-        row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
-        row["tokens_per_second"] = math.nan
-        line = f"step {state.global_step} of {state.max_steps}"
-        if "loss" in logs:
-            if self._busy:
-                row["tokens_per_second"] = self._steps * self.tokens_per_step / self._busy
-            self._busy = 0.0
-            self._steps = 0
-            line += f", loss {logs['loss']:.3f}"
-        if "eval_loss" in logs:
-            line += f", held out {logs['eval_loss']:.3f}"
-        self.grow(row | {"seconds": round(time.perf_counter() - self.started, 1)})
-        if self.say is not None:
-            self.say(line + self._left(state))
-
-    def _refuse_no_number(self, args: Any, state: Any, logs: dict[str, float]) -> None:
         for name in ("loss", "eval_loss"):
-            if not math.isfinite(logs.get(name, 0.0)):
+            if not math.isfinite(row.get(name, 0.0)):
+                state.log_history.pop()
                 raise ValueError(
-                    f"the loss must stay finite, but {name} is {logs[name]} at step "
+                    f"the loss must stay finite, but {name} is {row[name]} at step "
                     f"{state.global_step}; lower lr ({args.learning_rate}) and start again, or "
                     f"resume from {named_checkpoint(args.output_dir)}"
                 )
+        row["tokens"] = state.global_step * self.tokens
+        row["seconds"] = round(time.perf_counter() - self._started, 1)
+        line = f"step {state.global_step} of {state.max_steps}"
+        if "loss" in row:
+            if self._busy:
+                row["tokens_per_second"] = self._steps * self.tokens / self._busy
+            self._busy = 0.0
+            self._steps = 0
+            line += f", loss {row['loss']:.3f}"
+        if "eval_loss" in row:
+            line += f", held out {row['eval_loss']:.3f}"
+        self._grown("history")
+        if self._say is not None:
+            self._say(line + self._left(state))
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first
@@ -181,20 +190,27 @@ class History(Recorder):
             return ", less than a minute left"
         return f", about {minutes:.0f} min left"
 
+    def look(self, model: nn.Module, state: Any) -> None:
+        """Measure the sinks now, unless this step was measured already."""
+        step = state.global_step
+        looks = [one["step"] for one in state.log_history if "monitor" in one]
+        if self.monitor is None or step in looks:
+            return
+        # a process alone cannot run a model whose weights are spread over all; otherwise the others
+        # need not work
+        if state.is_world_process_zero or is_sharded(model):
+            rows = self.monitor.rows(model, step)
+            state.log_history.append({"step": step, "monitor": rows})
+            self._grown("monitor")
 
-class Counted(TrainerCallback):
-    """Tells how far a run is after each step."""
 
-    def __init__(self, count: Callable[[float, float], object]) -> None:
-        self._count = count
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count no steps, or those of the run that is resumed."""
-        self._count(state.global_step, state.max_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count one more step."""
-        self._count(state.global_step, state.max_steps)
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights are spread over processes (FSDP): none can run the model alone."""
+    for parameter in model.parameters():
+        # under FSDP2
+        if isinstance(parameter, DTensor):
+            return True
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 class Stop(TrainerCallback):
@@ -245,85 +261,3 @@ class Stop(TrainerCallback):
             self.wanted = int(anywhere)
         if self.wanted:
             control.should_log = control.should_save = control.should_training_stop = True
-
-
-class SinkMonitor(Recorder):
-    """Takes a :func:`~sinklab.lab.training.snapshots` at step 0, every so many steps and at the
-    end. It leaves training as it is, to the bit.
-
-    Args:
-        ids_RS: held-out text, rows without padding; ``rows`` of them, evenly spaced, are measured.
-        every: steps between two measurements.
-        rows: how many rows.
-        earlier: checkpoint of the run that this one resumes.
-        causal_steps: until this step the model is a causal one and is measured as one.
-        log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's
-            own ``log``.
-    """
-
-    table = "monitor"
-    file = MONITOR_FILE
-    names = ("step", "causal", "layer", "added", "even_share", *MEASURES)
-
-    def __init__(
-        self,
-        ids_RS: Tensor,
-        *,
-        every: int,
-        rows: int = 8,
-        earlier: Path | None = None,
-        causal_steps: int = 0,
-        given: int = 0,
-        log: Callable[[dict[str, float]], object] | None = None,
-    ) -> None:
-        super().__init__(earlier)
-        self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every = every
-        self.causal_steps = causal_steps
-        self.given = given
-        self.log = log
-
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
-    ) -> None:
-        """Measure the model before its first step."""
-        if state.global_step == 0:
-            self.look(model, state)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Measure after every `every` steps."""
-        if state.global_step % self.every == 0:
-            self.look(model, state)
-
-    def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
-    ) -> None:
-        """Measure the final model."""
-        if state.global_step >= state.max_steps:
-            self.look(model, state)
-
-    def look(self, model: nn.Module, state: Any) -> None:
-        """Measure now, unless this step was measured already."""
-        step = state.global_step
-        if any(row["step"] == step for row in self.rows):
-            return
-        # a process alone cannot run a model whose weights are spread over all; otherwise the others
-        # need not work
-        if not state.is_world_process_zero and not _is_sharded(model):
-            return
-        # the model of step n has taken steps 0 … n-1
-        causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, causal=causal, rule=DEFAULT, given=self.given).as_rows()
-        self.grow(*({"step": step, "causal": causal, **row} for row in seen))
-        if self.log is not None and state.is_world_process_zero:
-            numbers = {said: seen[0][name] for name, said in SUMMARY.items()}
-            self.log({said: value for said, value in numbers.items() if math.isfinite(value)})
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes (FSDP): none can run the model alone."""
-    for parameter in model.parameters():
-        # under FSDP2
-        if isinstance(parameter, DTensor):
-            return True
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -18,9 +18,9 @@ from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints
 from sinklab.lab.training import model as models
-from sinklab.lab.training.checks import arguments, check, explained, tensorboard, variant
+from sinklab.lab.training.checks import arguments, check, explained, variant
 from sinklab.lab.training.model import freeze, merge_lora
-from sinklab.lab.training.recorders import Counted, History, Recorder, SinkMonitor, Stop
+from sinklab.lab.training.recorders import Monitor, Recorder, Stop
 from sinklab.lab.training.settings import TrainSettings
 from sinklab.lab.training.text import Text, prepare
 from sinklab.lab.training.trainer import (
@@ -107,11 +107,11 @@ def train(
     stop = Stop(say)
     signals = on_signals(stop.want, signal.SIGINT, signal.SIGTERM)
     with _leaving_together(args, folder, say), run as record, explained(settings), signals:
-        trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+        trainer, recorder = _trainer(settings, args, text, model, checkpoint, say)
         trainer.add_callback(stop)
-        if count is not None and main:
-            trainer.add_callback(Counted(count))
-        with _kept(recorders, record):
+        if main:
+            recorder.count = count
+        with _kept(recorder, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             stop.end()
         _finish(trainer, record, text, settings)
@@ -188,8 +188,6 @@ def _finish(
         record.table("heldout_rows", {"row": list(range(len(rows["loss"]))), **rows})
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
-        # also files that an earlier process left behind
-        checkpoints.prune(folder / "checkpoints")
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())
     trainer.accelerator.wait_for_everyone()
@@ -202,16 +200,13 @@ def _trainer(
     model: Any,
     checkpoint: Path | None,
     say: Callable[[str], object],
-) -> tuple[DiffusionTrainer, list[Recorder]]:
-    """The Trainer, and the recorders that it fills."""
+) -> tuple[DiffusionTrainer, Recorder]:
+    """The Trainer, and what records it."""
     config = model.config
-    causal = round(settings.causal_start * text.steps)
+    causal = round(settings.causal_start * settings.steps)
     if settings.objective == "autoregressive":
         causal = NEVER
     noise = NoisyCollator(settings.seed, settings.batch, settings.time_sampler, causal)
-    # passes over the rows become steps once the rows are known
-    args.max_steps = text.steps
-    args.warmup_steps = max(1, round(settings.warmup * text.steps))
     if settings.compile:
         model.model.compile(dynamic=False)
     if settings.gradient_checkpointing:
@@ -239,27 +234,17 @@ def _trainer(
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    tokens = settings.batch * settings.length
-    recorders: list[Recorder] = [History(tokens, checkpoint, say)]
+    monitor = None
     if settings.monitor_every:
-        monitor = SinkMonitor(
+        monitor = Monitor(
             text.heldout.ids_RS,
-            every=settings.monitor_every,
-            earlier=checkpoint,
+            settings.monitor_every,
             causal_steps=noise.clean_steps,
             given=len(row_start(text.tokenizer)),
-            log=trainer.note,
         )
-        recorders.append(monitor)
-    # the history counts a step once the monitor has looked
-    # and TensorBoard closes its file when all have spoken: another would begin in a folder of its
-    # own
-    callbacks: list[Any] = [*reversed(recorders)]
-    if args.process_index == 0:
-        callbacks += tensorboard(settings)
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    return trainer, recorders
+    recorder = Recorder(settings.batch * settings.length, monitor, say)
+    trainer.add_callback(recorder)
+    return trainer, recorder
 
 
 @contextmanager
@@ -280,27 +265,23 @@ def _leaving_together(args: Any, folder: Path, say: Callable[[str], object]) -> 
 
 
 @contextmanager
-def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
+def _kept(recorder: Recorder, record: RunWriter | None) -> Iterator[None]:
     """Write the measurements of the block, also if it fails; a full disk must not hide why."""
     if record is None:
         yield
         return
-    for recorder in recorders:
-        recorder.write = record.table
-
-    def write() -> None:
-        for recorder in recorders:
-            record.table(recorder.table, recorder.columns())
-
+    recorder.write = record.table
     try:
         yield
     except BaseException as error:
         try:
-            write()
+            for name, columns in recorder.tables().items():
+                record.table(name, columns)
         except OSError as failure:
             error.add_note(f"the history could not be written either: {failure}")
         raise
-    write()
+    for name, columns in recorder.tables().items():
+        record.table(name, columns)
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:

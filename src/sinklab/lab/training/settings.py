@@ -20,8 +20,10 @@ class ModelSettings(Checked):
     """Folder or Hub name of a model to start from, causal (Llama, Qwen2, Qwen3) or diffusion; its
     sizes and tokenizer are taken, and the sizes below are not used.
     """
-    backbone: str = limited("llama", one_of=("llama", "qwen2"))
-    """Decoder of a new model: llama or qwen2."""
+    backbone: str = limited("llama", one_of=("llama", "qwen2", "smdm"))
+    """Decoder of a new model: llama or qwen2, whose head is the embedding; or smdm, a Llama with a
+    head of its own and weights drawn by width, and smaller by depth in layers that write to the
+    residual stream (arXiv 2410.18514)."""
     hidden_size: int = limited(128, at_least=1)
     """Width of the residual stream."""
     layers: int = limited(4, at_least=1)
@@ -32,13 +34,6 @@ class ModelSettings(Checked):
     """Key/value heads, a divisor of heads; as many as heads when left out."""
     mlp_size: int = limited(352, at_least=1)
     """Width of the SwiGLU layer."""
-    tie_embeddings: bool = True
-    """The LM head is the embedding."""
-    init: str = limited("plain", one_of=("plain", "smdm"))
-    """How a new model's weights are drawn: plain (standard deviation 0.02, as transformers does) or
-    smdm (by width, and smaller by depth in layers that write to the residual stream; arXiv
-    2410.18514).
-    """
     sink_kind: str = "none"
     """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and
     values per layer), logit (a learned logit per head)."""
@@ -64,10 +59,9 @@ class DataSettings(Checked):
 
     corpus: str = ""
     """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), or "hub:NAME" or
-    "hub:NAME:CONFIG" for a dataset of the Hub. For pairs a file, or "arithmetic" (invented sums).
+    "hub:NAME:CONFIG" for a dataset of the Hub, whose field is ``text``. For pairs a file, or
+    "arithmetic" (invented sums).
     """
-    text_field: str = "text"
-    """Field that holds the text in JSON lines and datasets."""
     only: str | None = None
     """Learn only from documents of which this holds: FIELD=VALUE or FIELD!=VALUE, such as
     meta.redpajama_set_name!=RedPajamaGithub."""
@@ -78,11 +72,9 @@ class DataSettings(Checked):
     heldout_rows: int = limited(256, at_least=1)
     """Rows of held-out text, evenly spaced over it."""
     tokenizer: str | None = None
-    """Folder or Hub name of a tokenizer; without it the one of init_from, else a byte-level BPE
-    tokenizer is trained on the corpus.
+    """Folder or Hub name of a tokenizer, or a number: entries of a byte-level BPE tokenizer that is
+    trained on the corpus. Without it the one of init_from, else such a one of 2048 entries.
     """
-    vocab_size: int = 2048
-    """Vocabulary of a tokenizer trained here."""
     pairs: str = limited("none", one_of=("none", "published", "corrected", "completion"))
     """none for plain text; published or corrected for fine-tuning on questions and answers
     (GSM8K-Aug lines, question||steps #### answer): corrected has no loss on padding and one start
@@ -100,8 +92,6 @@ class DataSettings(Checked):
     """Read, tokenize and pack while training instead of before it: for corpora larger than
     memory.
     """
-    workers: int = limited(0, at_least=0, at_most=1, free=True)
-    """Processes that read a stream ahead: 0 or 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +136,6 @@ class OptimizerSettings(Checked):
     """
     steps: int = limited(1000, at_least=1)
     """Optimizer steps."""
-    epochs: float | None = limited(None, above=0)
-    """Passes over the rows, instead of steps; not for streams."""
     lr: float = limited(2e-3, above=0)
     """Peak learning rate."""
     min_lr: float = limited(0.1, at_least=0, at_most=1)
@@ -176,17 +164,11 @@ class EngineSettings(Checked):
     """Keep no activations inside layers: less memory, about a third more time."""
     log_every: int = limited(20, at_least=1, free=True)
     """Steps between two rows of the history (loss, learning rate, gradient norm)."""
-    eval_every: int = limited(200, at_least=1, free=True)
-    """Steps between two measurements of the held-out loss."""
     save_every: int = limited(200, at_least=1, free=True)
-    """Steps between two checkpoints."""
+    """Steps between two checkpoints, each with the held-out loss."""
     monitor_every: int = limited(0, at_least=0)
     """Steps between two measurements of the sink monitor, on fixed held-out text; 0 turns it
     off.
-    """
-    log_to: str = limited("auto", free=True)
-    """Trackers of the Trainer besides the run folder: auto (tensorboard, if installed), none, or
-    names such as tensorboard, wandb, trackio, separated by commas.
     """
     out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
@@ -263,8 +245,10 @@ def _fields(name: str) -> dict[str, Any]:
         fields = _fields(given["like"]) | given
     if "tokens" in given:
         fields["steps"] = round(given["tokens"] / (fields["batch"] * fields["length"]))
+    elif "rows" in fields:
+        fields["steps"] = fields["rows"] // fields["batch"]
     return {
         key: value
         for key, value in fields.items()
-        if key not in ("about", "like", "tokens", "variant")
+        if key not in ("about", "like", "tokens", "rows", "variant")
     }

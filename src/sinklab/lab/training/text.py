@@ -3,7 +3,6 @@
 # R rows, S sequence
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -37,6 +36,8 @@ def silent(stage: str) -> None:
 
 
 Documents = Pairs | Iterable[str]
+ENTRIES = 2048
+"""Entries of a tokenizer that is trained here."""
 TOKENIZER_DOCUMENTS = 50_000
 """Documents of a stream that a tokenizer is trained on."""
 
@@ -49,7 +50,6 @@ class Text:
     training: Rows | StreamedRows
     """The rows of the whole run in its order."""
     heldout: Rows
-    steps: int
     sha256: str
 
 
@@ -72,12 +72,13 @@ def prepare(
     """
     say(f"reading {settings.corpus}")
     documents = _read(settings.corpus, settings)
-    if settings.tokenizer is not None:
-        tokenizer = load_tokenizer(settings.tokenizer)
+    named = settings.tokenizer
+    if named is not None and not named.isdecimal():
+        tokenizer = load_tokenizer(named)
     if not isinstance(documents, Pairs) and not settings.streaming:
         documents = list(documents)
-    if tokenizer is None:
-        tokenizer = _trained_tokenizer(documents, settings, say)
+    if tokenizer is None or (named is not None and named.isdecimal()):
+        tokenizer = _trained_tokenizer(documents, int(named or ENTRIES), say)
     if settings.row_start:
         begin_rows(tokenizer)
     if settings.streaming:
@@ -96,12 +97,9 @@ def prepare(
             )
         training = rows.part(slice(-count))
         heldout = rows.part(slice(-count, None)).dense()
-    steps = settings.steps
-    if settings.epochs is not None:
-        steps = math.ceil(settings.epochs * len(training) / settings.batch)
     sha256 = data_hash(tokenizer, training, heldout)
-    training = replace(training, seed=settings.seed, total=steps * settings.batch)
-    return Text(tokenizer, training, heldout, steps, sha256)
+    training = replace(training, seed=settings.seed, total=settings.steps * settings.batch)
+    return Text(tokenizer, training, heldout, sha256)
 
 
 def rows_together(settings: TrainSettings) -> int:
@@ -114,12 +112,10 @@ def rows_together(settings: TrainSettings) -> int:
 def _read(corpus: str, settings: TrainSettings) -> Documents:
     if settings.pairs != "none":
         return read_pairs(corpus)
-    return read_corpus(corpus, text_field=settings.text_field, only=settings.only)
+    return read_corpus(corpus, only=settings.only)
 
 
-def _trained_tokenizer(
-    documents: Documents, settings: TrainSettings, say: Say
-) -> PreTrainedTokenizerBase:
+def _trained_tokenizer(documents: Documents, entries: int, say: Say) -> PreTrainedTokenizerBase:
     if isinstance(documents, Pairs):
         documents = [" ".join(pair.texts()) for pair in documents]
         of_them = f"{len(documents)} questions"
@@ -128,8 +124,8 @@ def _trained_tokenizer(
     else:
         documents = islice(documents, TOKENIZER_DOCUMENTS)
         of_them = f"the first {TOKENIZER_DOCUMENTS} documents"
-    say(f"training a tokenizer of {settings.vocab_size} entries on {of_them}")
-    return train_tokenizer(documents, settings.vocab_size)
+    say(f"training a tokenizer of {entries} entries on {of_them}")
+    return train_tokenizer(documents, entries)
 
 
 def _rows(
@@ -177,7 +173,6 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
         settings.corpus,
         tokenizer,
         settings.length,
-        text_field=settings.text_field,
         only=settings.only,
         seed=settings.seed,
     )
@@ -186,9 +181,9 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
     else:
         stream = replace(stream, skip_rows=settings.heldout_rows)
         heldout = stream.heldout()
-    glance = fingerprint(settings.corpus, text_field=settings.text_field)
+    glance = fingerprint(settings.corpus)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
-    return Text(tokenizer, stream, heldout, settings.steps, sha256)
+    return Text(tokenizer, stream, heldout, sha256)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -6,12 +6,13 @@ after a restart.
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
 import math
+import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,10 @@ from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.data.noise import sample_times
 from sinklab.lab.data.rows import Rows, collate, place_generator
 from sinklab.lab.training.checkpoints import (
+    needing_room,
     prune,
-    refuse_broken_weights,
-    write_checkpoint,
     write_position,
 )
-from sinklab.lab.training.recorders import Recorder
 
 HEAD_CHUNK = 4096
 """Masked positions whose logits are held in memory at a time."""
@@ -196,8 +195,7 @@ class DiffusionTrainer(Trainer):
     """`transformers.Trainer` with the masked-diffusion (or next-token) objective as its loss.
 
     The gradient is that of the mean over all tokens of an optimizer step: it does not depend on
-    micro-batches or ranks. Rows come in the order of the dataset. Checkpoints appear under their
-    names when they are whole.
+    micro-batches or ranks. Rows come in the order of the dataset.
     """
 
     def __init__(
@@ -217,7 +215,6 @@ class DiffusionTrainer(Trainer):
         """Cursor of a stream after the last row that was consumed."""
         self._evaluated: tuple[int, dict[str, Any]] | None = None
         self._tokens: Tensor | float = 1.0
-        self._writing: Path | None = None
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: Any
@@ -264,14 +261,6 @@ class DiffusionTrainer(Trainer):
             self.args, self.state, self.control, metrics
         )
         return metrics
-
-    def note(self, values: dict[str, float]) -> None:
-        """Tell the trackers something besides the losses, without taking the turn of the log of
-        this step.
-        """
-        due = self.control.should_log
-        self.log(values)
-        self.control.should_log = due
 
     def final_losses(self) -> dict[str, Any]:
         """Held-out losses behind the last step: those of the evaluation there, if there was one."""
@@ -358,31 +347,20 @@ class DiffusionTrainer(Trainer):
             return names
         return [name for name in names if name.rpartition(".")[2] not in sink.tensors]
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._writing or self.args.output_dir)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint, with the place in the stream; nothing stays of one without room."""
         root = Path(str(self.args.output_dir))
         step = self.state.global_step
+        folder = root / f"checkpoint-{step}"
         first = self.is_world_process_zero()
-        refuse_broken_weights(cast(Any, self.model), step, root)
-        with write_checkpoint(
-            root, step, first=first, wait=self.accelerator.wait_for_everyone
-        ) as folder:
-            self._writing = folder.parent
-            try:
+        try:
+            with needing_room(root, f"checkpoint {step}"):
+                if first and self.cursor is not None:
+                    write_position(folder, step * self.objective.batch, self.cursor)
                 super()._save_checkpoint(model, trial)
-            finally:
-                self._writing = None
+        except Exception:
             if first:
-                self._save_besides(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         if first:
             prune(root)
-
-    def _save_besides(self, folder: Path) -> None:
-        """Write into a checkpoint the place in the stream, and the tables of the recorders."""
-        if self.cursor is not None:
-            write_position(folder, self.state.global_step * self.objective.batch, self.cursor)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, Recorder):
-                callback.save(folder)

@@ -1,4 +1,8 @@
-"""`snapshot`: the attention of a model on a fixed text, seen through masks that open one by one."""
+"""The attention of a model in training, on a fixed text under masks that open one by one.
+
+A token once open stays open, as in a denoising run with only right guesses, so that the levels play
+the part of steps and sinks can move.
+"""
 
 # R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks
 # + S, D width
@@ -6,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +20,7 @@ from transformers import PreTrainedModel
 
 from sinklab.core.attention.context import is_observed, running
 from sinklab.core.compat import compiled_module
-from sinklab.core.instrument import Recording, trace
+from sinklab.core.instrument import trace
 from sinklab.core.sinks import COMMITTED, DEFAULT, MASKED, Rule
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.analysis.counts import ratio
@@ -182,106 +185,59 @@ SUMS = ("sum_sinks", "events", "added_events", "mains", "added_norm", "sink_norm
 
 
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
+"""Shares of a row that are masked."""
 
-MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
-"""Measures of a snapshot for every layer, NaN if there is no such thing; norms are means over
-heads.
-
-sink_share: share of all attention that the added sinks receive, all of them together.
-top_text_share: share that the greatest key of the text receives in a head.
-first_share: share that the first token receives.
-sinks: sinks in a head under the rule of the monitor, added ones among them.
-text_sinks: sinks in a head that are tokens of the text.
-main_added, main_first, main_early, main_other: share of (row, level, head) whose main sink is there
-(see ``HOLDERS``). main_none: share where no key is a sink; the five add up to 1.
-mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN
-without sinks. text_mobility: the same among the tokens of the text alone.
-value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the
-other text; both of
-    visible text alone, since masks carry other values.
-value_masked: the same of masks.
-activation_added: greatest |x| of the residual stream after the layer, at the added sinks.
-activation_first, activation_other: the same at the first token, and at the other tokens.
-activation_median: median |x| over the text.
-activation_ratio: greatest |x| in the text over the median.
-"""
-MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
-MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
-MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see
-    ``MEASURES``.
-    """
-
-    layers: Mapping[str, np.ndarray]
-    """(L,) by measure"""
-    overall: Mapping[str, float]
-    """over all layers: the mean, but the greatest of maxima, and mobility weighted by strength of
-    sinks
-    """
-    added: int
-    """added sinks N"""
-    length: int
-    """tokens S in a row"""
-    even_share: float
-    """share that all added sinks together would receive if every key drew alike: N over the keys
-    that a query sees, mean
-    """
-
-    def as_rows(self) -> list[dict[str, Any]]:
-        """One row for the whole model (``layer`` -1) and one a layer, with the measures as
-        columns.
-        """
-        beside = {"added": self.added, "even_share": self.even_share}
-        rows: list[dict[str, Any]] = [{"layer": -1, **beside, **self.overall}]
-        for layer in range(len(self.layers["sinks"])):
-            measured = {name: float(values[layer]) for name, values in self.layers.items()}
-            rows.append({"layer": layer, **beside, **measured})
-        return rows
+MEASURES: tuple[str, ...] = (
+    # shares of attention: of added sinks, the greatest key of a head's text, the first token
+    "sink_share",
+    "top_text_share",
+    "first_share",
+    # sinks in a head, and those that are tokens of the text
+    "sinks",
+    "text_sinks",
+    # share of heads whose main sink is there, or that have none; the five add up to 1
+    *(f"main_{name}" for name in HOLDERS),
+    "main_none",
+    # chance that two levels have their main sinks apart, NaN without sinks; and of text alone
+    "mobility",
+    "text_mobility",
+    # mean norms of the values of added sinks, of visible text that is a sink and is none, of masks
+    "value_added",
+    "value_sink",
+    "value_other",
+    "value_masked",
+    # |x| of the residual stream after the layer: greatest, median over the text, and greatest in
+    # the text over median; Sun et al. 2024 (arXiv 2402.17762)
+    *(f"activation_{name}" for name in REDUCED),
+    "activation_ratio",
+)
+"""Measures of every layer, NaN if there is no such thing."""
 
 
-def snapshot(
+@torch.no_grad()
+def measured(
     model: nn.Module,
     ids_RS: Tensor,
     *,
-    levels: Sequence[float] = LEVELS,
-    seed: int = 0,
-    batch: int = 8,
     causal: bool = False,
-    rule: Rule = DEFAULT,
     given: int = 0,
-) -> Snapshot:
-    """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
-
-    The text is read under nested masks, the most masked first: a token once open stays open, as in
-    a denoising run with only right guesses, so that the levels play the part of steps and sinks can
-    move. Which tokens open when depends on the seed alone. Costs rows x levels forward passes
-    without gradients.
+    rule: Rule = DEFAULT,
+) -> list[dict[str, Any]]:
+    """Sinks, value norms and massive activations of a model on clean text: a row of `MEASURES` for
+    the whole model (``layer`` -1) and one a layer.
 
     The model is left as it was: training mode, random generators, compiled forwards (it runs
-    uncompiled meanwhile, in its own precision, without autocast). Massive activations follow Sun et
-    al. 2024 (arXiv 2402.17762).
+    uncompiled meanwhile, in its own precision, without autocast).
 
     Args:
         model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with
             ``causal``.
         ids_RS: int64 rows of text without padding.
-        levels: shares of each row that are masked, in (0, 1].
-        seed: of the order in which tokens open.
-        batch: rows in one forward.
         causal: read the clean text from left to right: how a model looks during a causal warm
             start.
-        rule: definition of a sink.
         given: tokens at the head of each row that are never masked, such as a start token.
-
-    Raises:
-        ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or
-            attention calls.
+        rule: definition of a sink.
     """
-    _check(ids_RS, levels, batch)
     model = _unwrapped(model)
     config: Any = model.config
     is_ours = isinstance(config, DiffusionLMConfig) and config.mask_token_id is not None
@@ -290,69 +246,51 @@ def snapshot(
     if is_ours and not causal:
         mask_id = config.mask_token_id
     device = next(model.parameters()).device
-    length = ids_RS.shape[1]
-    parts: list[tuple[np.ndarray, ...]] = []
+    shown_TRS = _shown(ids_RS.long().cpu(), mask_id, given)
     activations = defaultdict[tuple[str, int], list[Tensor]](list)
-    with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
-        for shown_TBS in _shown(ids_RS, mask_id, levels, seed, given).split(batch, 1):
-            with trace(model) as recording:
-                for shown_BS in shown_TBS:
-                    _run(model, shown_BS.to(device), is_ours, causal)
-                    recording.mark()
-            parts.append(_by_row(recording, shown_TBS == mask_id))
-            added = recording.prefix
-    received, values, visible, masked = (
-        np.concatenate(arrays) for arrays in zip(*parts, strict=True)
+    with (
+        _as_it_is(model, device),
+        after_layers(model, partial(_note_states, activations)),
+        trace(model) as recording,
+    ):
+        for shown_RS in shown_TRS:
+            _run(model, shown_RS.to(device), is_ours, causal)
+            recording.mark()
+    received, values, visible = (
+        recording.array(name).swapaxes(0, 1) for name in ("received", "value_norm", "visible")
     )
+    masked = (shown_TRS == mask_id).numpy().swapaxes(0, 1)
+    added = recording.prefix
     layers, mobility = measured_heads(received, values, visible, masked, added, rule)
     layers |= measured_activations(activations, received.shape[2])
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
+    # of all added sinks together, if every key drew alike
+    length = ids_RS.shape[1]
     seen_S = np.full(length, length)
     if mask_id < 0:
         seen_S = np.arange(1, length + 1)
-    return Snapshot(
-        {name: layers[name] for name in MEASURES},
-        {name: overall[name] for name in MEASURES},
-        added,
-        length,
-        even_share=float((added / (added + seen_S)).mean()),
-    )
+    beside = {"added": added, "even_share": float((added / (added + seen_S)).mean())}
+    rows: list[dict[str, Any]] = [{"layer": -1, **beside, **overall}]
+    for layer in range(received.shape[2]):
+        here = {name: float(values_L[layer]) for name, values_L in layers.items()}
+        rows.append({"layer": layer, **beside, **here})
+    return rows
 
 
-def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
-    if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
-        raise ValueError(
-            "snapshot reads rows of token ids (R, S), batch of them at a time, but got shape "
-            f"{tuple(ids_RS.shape)} and batch {batch}"
-        )
-    if not levels or not all(0 < level <= 1 for level in levels):
-        raise ValueError(
-            f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out"
-        )
-
-
-def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
-    """Received attention, value norms, visible queries, and places of masks; rows first."""
-    arrays = [recording.array(name) for name in ("received", "value_norm", "visible")]
-    return tuple(array.swapaxes(0, 1) for array in (*arrays, masked_TBS.numpy()))
-
-
-def _shown(ids_RS: Tensor, mask_id: int, levels: Sequence[float], seed: int, given: int) -> Tensor:
+def _shown(ids_RS: Tensor, mask_id: int, given: int) -> Tensor:
     """Ids that the model reads, (T, R, S); without a mask (-1) the clean text, one level."""
-    ids_1RS = ids_RS.long().cpu()[None]
     if mask_id < 0:
-        return ids_1RS
-    hidden_TRS = nested_masks(ids_1RS[0, :, given:].shape, levels, seed)
-    return torch.where(nn.functional.pad(hidden_TRS, (given, 0)), mask_id, ids_1RS)
+        return ids_RS[None]
+    hidden_TRS = nested_masks(ids_RS[:, given:].shape)
+    return torch.where(nn.functional.pad(hidden_TRS, (given, 0)), mask_id, ids_RS)
 
 
-def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
+def nested_masks(shape: Sequence[int]) -> Tensor:
     """Masked positions bool (T, R, S), the most masked level first: each row masks round(level · S)
-    tokens, at least one, in an order drawn from the seed.
+    tokens, at least one, in one order of its own.
     """
-    rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).argsort(1).argsort(1)
-    counts = [max(1, round(level * shape[1])) for level in sorted(levels, reverse=True)]
-    return torch.stack([rank_RS < count for count in counts])
+    rank_RS = torch.rand(shape, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
+    return torch.stack([rank_RS < max(1, round(level * shape[1])) for level in LEVELS])
 
 
 def _run(model: nn.Module, shown_BS: Tensor, is_ours: bool, causal: bool) -> None:
