@@ -13,7 +13,7 @@ from sinklab.lab.training.settings import RECIPES, VARIANTS, recipe
 from tiny_diffusion import TEXT
 
 SIZES = (
-    "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 "
+    "--tokenizer 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 "
     "--steps 3 --no-bf16"
 )
 
