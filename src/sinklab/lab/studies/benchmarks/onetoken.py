@@ -194,7 +194,7 @@ def _described(base: Training) -> tuple[str, str, str]:
     if size:
         label += f", {_short(size)} parameters"
     tokens = math.prod(int(settings.get(name) or 0) for name in ("steps", "batch", "length"))
-    if tokens and not settings.get("epochs"):
+    if tokens:
         label += f", {_short(tokens)} tokens"
     return json.dumps([start, alike], sort_keys=True), start, label
 
