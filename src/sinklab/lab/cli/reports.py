@@ -4,7 +4,6 @@ figures and tables.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -228,15 +227,10 @@ class Table1(Command):
     binomial standard error with the dose of the blocking (keys, how many of them are sinks by the
     rule, their attention), the published numbers, and which numbers of blocked keys cost more than
     5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and
-    an autoregressive model loses more, if both have sinks and a score to lose.
-
-    With --paper the models are those of the paper, in the type of their weights. The rows to expect
-    and the cost come first; files that are not on this machine are refused. HumanEval runs code
+    an autoregressive model loses more, if both have sinks and a score to lose. HumanEval runs code
     that models write: it takes --run-code.
 
     Try
-        sinklab table1 --paper --run-code --device cuda --out runs/paper
-        sinklab table1 --paper --model /models/LLaDA-8B-Instruct --tasks gsm8k --limit 8
         sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 \\
             --ks 0 5
         sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit \\
@@ -256,8 +250,6 @@ class Table1(Command):
     """Folder for the cells and the table."""
     render: tuple[Path, ...] = ()
     """Only make the table from the run folders at or below these."""
-    figures: tuple[str, ...] = ("png",)
-    """Formats of the figure, of png, svg and pdf; none after a bare --figures."""
     reading: Reading = Reading()
     plan: Plan = Plan()
     settings: EvalSettings = EvalSettings(tasks=("gsm8k", "humaneval"))
@@ -268,30 +260,13 @@ class Table1(Command):
         return ("mask_sinks", "control", "protocol")
 
     def run(self) -> None:
-        from sinklab.lab.studies.benchmarks import table1_report as paper
+        from sinklab.lab.studies.benchmarks.table1 import write_table1
 
         folders = list(self.render)
-        if not self.render:
-            cells, settings, model, reading = self.plan, self.settings, self.model, self.reading
-            if cells.paper:
-                if model == MODELS:
-                    model = tuple(paper.MODELS.values())
-                meant = paper.whose(model)
-                rows = paper.expected([*meant.values()], settings.tasks)
-                if len(rows):
-                    _show_table(rows, "To expect (arXiv 2510.15731v2, Table 1)")
-                say(f"- {paper.NOT_RUN}")
-                say(f"- {paper.cost(settings.tasks, cells.ks)}")
-                changed = paper.deviations(settings, cells)
-                if changed:
-                    say(f"- not as in the paper: {', '.join(changed)}")
-                paper.check_weights(model)
-                if reading.dtype == Reading().dtype:
-                    reading = dataclasses.replace(reading, dtype="auto")
-            folders = _scored(model, self.out, cells, reading, settings)
         if not folders:
-            return
-        _show([paper.write_table1(folders, self.out, self.figures)])
+            folders = _scored(self.model, self.out, self.plan, self.reading, self.settings)
+        if folders:
+            _show([write_table1(folders, self.out)])
 
 
 @commands.register("onetoken")
@@ -302,8 +277,8 @@ class OneToken(Command):
     From your run folders, each cell beside the published one. Takes folders of `sinklab train` and
     of `sinklab eval`, or folders above them. A benchmark run is matched with the training run of
     the model it scored; runs that differ in their seed alone are averaged. A cell that is missing
-    is –, and the command that would fill it stands below its table. Held-out losses and the share
-    of attention on the sinks come from the training runs.
+    is –, and the commands that fill a column stand below. Held-out losses and the share of
+    attention on the sinks come from the training runs.
 
     Try
         sinklab onetoken runs/ --out runs/onetoken

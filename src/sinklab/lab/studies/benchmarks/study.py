@@ -209,10 +209,6 @@ class Plan(Checked):
     """Rule for sinks, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: if the model has one."""
-    paper: bool = False
-    """The whole protocol of the paper on its models (all four, or those of --model); expected rows
-    come first.
-    """
 
 
 @studies.register("eval")

@@ -6,25 +6,20 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib import resources
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 
 from sinklab.core.instrument import Dose
-from sinklab.lab.analysis import Estimate
-from sinklab.lab.analysis.doses import MATCHED
-from sinklab.lab.analysis.intervals import paired_share_interval
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
-from sinklab.lab.studies import Row, labels_of, of_each
+from sinklab.lab.studies import Row, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
 
@@ -149,16 +144,49 @@ def _right(row: Row, higher_is_better: Row) -> float:
 
 @of_each
 def score_sentences(run: Run) -> list[str]:
-    """The scores of benchmark runs, a line each; then their doses."""
-    first = [
-        rows[rows["filter"] == rows["filter"].iloc[0]]
-        for _, rows in run.table("samples").groupby("task", sort=False)
-    ]
-    doses = []
-    if "doses" in run.tables:
-        doses = run.table("doses").to_dict("records")
-    scores = run.table("scores").to_dict("records")
-    return spoken()("scores", scores, doses, Benchmark(run).control, first)
+    """The scores of a benchmark run, a line each; then its doses, and prompts that were too
+    long.
+    """
+    said = []
+    for row in run.table("scores").to_dict("records"):
+        task = row["task"]
+        if row.get("kept", 0) > 0:
+            said.append(
+                f"{task}: {row['kept']:.0f} programs are kept and were not run, because bubblewrap "
+                "cannot be had: where it can, sinklab eval --score-only RUN"
+            )
+            continue
+        parts = [f"{task}: {row['metric']}"]
+        if row["filter"] != "none":
+            parts.append(f"({row['filter']})")
+        parts.append(f"{row['value']:.4f}")
+        if not math.isnan(row["stderr"]):
+            parts.append(f"± {row['stderr']:.4f}")
+        line = f"{' '.join(parts)} on {row['samples']} documents"
+        if row["no_answer"] > 0:
+            line += f"; no answer found in {row['no_answer']:.0%}"
+        said.append(line)
+    for row in Benchmark(run).rows("doses").to_dict("records"):
+        how = row["edits"]
+        if row["protocol"]:
+            words = key_words(Benchmark(run).control, row["protocol"])
+            how = f"protocol {row['protocol']} ({words})"
+        if row["is_likelihood"]:
+            how += ", with the keys chosen in a clean pass"
+        line = f"{row['task']}: blocked by {how}: {Dose.from_row(row)}, on {row['documents']}"
+        line += " documents"
+        if row["measured"] < row["documents"]:
+            line += f" (what was removed: on {row['measured']})"
+        said.append(line)
+    for task, rows in run.table("samples").groupby("task", sort=False):
+        first = rows[rows["filter"] == rows["filter"].iloc[0]]
+        cut = (first["cut"] > 0).sum()
+        if cut:
+            said.append(
+                f"{task}: {cut} of {len(first)} prompts were longer than the context and lost "
+                "their left end"
+            )
+    return said
 
 
 def key_words(control: str, protocol: str) -> str:
@@ -168,38 +196,15 @@ def key_words(control: str, protocol: str) -> str:
     keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
         protocol, "most attended keys"
     )
-    return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
+    return CONTROLS.get(control, f"{control} keys").format(keys=keys)
 
 
-@cache
-def spoken() -> Callable[..., list[str]]:
-    """Function that states the sentences of sentences.jinja, from the name of a statement and its
-    subject; none if there is nothing to say. "¶" stands between sentences of a statement; white
-    space is free.
-    """
-    text = resources.files("sinklab.lab.studies.benchmarks").joinpath("sentences.jinja")
-    # plain text: a page escapes it
-    words = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters = (key_words, Dose.from_row, titled, signed, points)
-    words.filters |= {each.__name__: each for each in filters}
-    words.tests["unknown"] = pd.isna
-    words.globals["matched"] = MATCHED
-    module = words.from_string(text.read_text("utf-8")).module
-
-    def told(statement: str, *about: Any, **facts: Any) -> list[str]:
-        said = getattr(module, statement)(*about, **facts)
-        # not the spaces that do not break
-        parts = [re.sub(r"[ \n]+", " ", part).strip(" ") for part in said.split("¶")]
-        return [part for part in parts if part]
-
-    return told
-
-
-def points(estimate: Estimate) -> str:
-    """A difference of shares in percentage points, with its interval if it has one."""
-    if not estimate.is_interval:
-        return f"{signed(estimate.value)}, too few questions for an interval"
-    return f"{signed(estimate.value)} ({signed(estimate.low)} … {signed(estimate.high)})"
+CONTROLS = {
+    "sinks": "{keys}",
+    "matched": "{keys} in heads with a control of equal mass",
+    "equal_mass": "other keys of equal mass",
+}
+"""Names of controls; {keys}: those that the protocol names."""
 
 
 def signed(share: float) -> str:
@@ -289,6 +294,15 @@ class Benchmark:
         """Tasks that were scored."""
         return list(dict.fromkeys(self.scores["task"]))
 
+    def rows(self, name: str, task: str | None = None) -> pd.DataFrame:
+        """Rows of a table on a task, None for all; none if the table was not written."""
+        if name not in self.run.tables:
+            return pd.DataFrame()
+        rows = self.run.table(name)
+        if task is None:
+            return rows
+        return rows[rows["task"] == task]
+
     def score(self, task: str, metric: str | None = None) -> pd.Series | None:
         """The row of this metric, else of the task's headline; None if it was not scored.
 
@@ -346,16 +360,3 @@ def found_in(folders: Iterable[str | Path]) -> Found:
             f"train`, but there is none below {', '.join(map(str, folders))}"
         )
     return found
-
-
-def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
-    """Drop of right answers on the same questions, and the ends of its 95 % interval.
-
-    NaN without common questions, or if answers are not right or wrong. See `paired_share_interval`.
-    """
-    both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
-    if not len(both) or not set(both.flat) <= {0.0, 1.0}:
-        return math.nan, math.nan, math.nan
-    lost = (both[:, 0] > both[:, 1]).sum()
-    gained = (both[:, 0] < both[:, 1]).sum()
-    return (lost - gained) / len(both), *paired_share_interval(lost, gained, len(both))
