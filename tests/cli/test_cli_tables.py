@@ -125,7 +125,7 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
         "sinklab.lab.studies.benchmarks.run.evaluate",
         scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k)),
     )
-    Table1((model,), Path("out"), settings=EvalSettings(tasks=("gsm8k",)), figures=()).run()
+    Table1((model,), Path("out"), settings=EvalSettings(tasks=("gsm8k",))).run()
     printed = capsys.readouterr().out
     assert (
         "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ "
@@ -144,7 +144,7 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
         5,
         0.0,
     )
-    Table1(render=(Path("out"),), out=Path("again"), figures=()).run()
+    Table1(render=(Path("out"),), out=Path("again")).run()
     assert "0.100 ± 0.030" in capsys.readouterr().out
 
 
@@ -159,12 +159,12 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
         "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 "
         "--record-sinks 1 --ks 1"
     )
-    more = "--protocols paper held --controls sinks random --out out --figures"
+    more = "--protocols paper held --controls sinks random --out out"
     assert cli(f"table1 --model dlm ar {how} {more}") == 0
     printed = capsys.readouterr().out
     for words in ("1, paper", "1, held", "keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
-    assert "GSM8K, dlm and ar: which loses more is inconclusive by any protocol: " in printed
+    assert "models against each other" in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")
     assert len(numbers) == 2 * 2 * 2
     assert (numbers["keys"] == 1).all()
@@ -172,82 +172,6 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     # what was chosen once stays hidden; in a closed loop it cannot be hidden twice in a row
     overlap = numbers[numbers["control"] == "sinks"].groupby("protocol")["overlap"]
     assert overlap.max().to_dict() == {"held": 1.0, "paper": 0.0}
-
-
-def paper_toys():
-    """Tiny models in the formats of the paper's, in folders that are called as theirs are."""
-    import published_toys as toys
-
-    llada, dream, llama = (
-        Path("LLaDA-8B-Instruct"),
-        Path("Dream-v0-Instruct-7B"),
-        Path("Llama-3.1-8B-Instruct"),
-    )
-    toys.llada(llada, max_sequence_length=200)
-    toys.save_llada_tokenizer(llada)
-    toys.dream(dream, max_position_embeddings=200)
-    toys.save_dream_tokenizer(dream)
-    tiny_llama(200).model.save_pretrained(llama)
-    tiny_tokenizer().save_pretrained(llama)
-    return f"{llada} {dream} {llama}"
-
-
-@pytest.mark.slow
-def test_the_paper_s_table_on_toys_in_the_published_formats(capsys):
-    pytest.importorskip("lm_eval")
-    models = paper_toys()
-    write_gsm8k(1)
-    how = (
-        "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --out out "
-        "--figures"
-    )
-    assert cli(f"table1 --paper --model {models} {how}") == 0
-    printed = capsys.readouterr()
-    # what to expect stands before what was measured
-    first, second = printed.out.split("keys blocked (analysis paper, Table 1)", 1)
-    assert "To expect" in first and "MMaDA-8B" not in first
-    for name, none, ten in (
-        ("Dream-7B", "0.82", "0.75"),
-        ("LLaDA-8B", "0.76", "0.55"),
-        ("Llama-3.1-8B", "0.85", "0.01"),
-    ):
-        (row,) = [line for line in first.splitlines() if f" {name} " in line]
-        assert none in row and ten in row
-    assert (
-        "1,319 questions of gsm8k × 256 steps, each with 4 numbers of keys: 1,350,656 steps a model"
-        in first
-    )
-    assert "not as in the paper: block_length=4, new_tokens=4, num_fewshot=0" in first
-    assert second.count("│ measured ") == 3
-    cells = pd.read_csv("out/table1.csv").query("source == 'measured'")
-    assert cells.groupby("model")["k"].apply(sorted).tolist() == [[0, 1, 5, 10]] * 3
-    kept = open_run("out/LLaDA-8B-Instruct/gsm8k-k10").info
-    assert (
-        kept.settings["mask_sinks"],
-        kept.settings["temperature"],
-        kept.settings["control"],
-    ) == (10, 0.0, "sinks")
-
-
-def test_the_paper_s_table_is_refused_without_the_weights(capsys):
-    assert cli("table1 --paper --tasks gsm8k") == 2
-    printed = capsys.readouterr()
-    assert "To expect" in printed.out and "1,350,656 steps a model" in printed.out
-    for name in (
-        "LLaDA-8B-Instruct",
-        "Dream-v0-Instruct-7B",
-        "MMaDA-8B-MixCoT",
-        "Llama-3.1-8B-Instruct",
-    ):
-        assert name in printed.err
-    # a folder that has a config and no weights
-    llada, *_ = paper_toys().split()
-    for file in Path(llada).glob("*.safetensors"):
-        file.unlink()
-    assert cli(f"table1 --paper --model {llada} --tasks gsm8k") == 2
-    assert f"the weights of {llada} are not on this machine" in capsys.readouterr().err
-    assert cli("table1 --paper --model tiny") == 2
-    assert "Dream-7B, LLaDA-8B, MMaDA-8B, Llama-3.1-8B, got tiny" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_tasks")
@@ -262,5 +186,5 @@ def test_onetoken_prints_all_five_tables(capsys):
     for number in range(1, 6):
         assert f"One Token Is Enough, Table {number}: " in printed
     assert printed.count("Published: arXiv 2601.19657") == 1
-    assert "sinklab train laptop-scratch --variant gate" in printed
+    assert "sinklab train laptop-scratch --variant …" in printed
     assert Path("out/onetoken-5.tex").is_file()
