@@ -178,7 +178,7 @@ def tables(folder: Path) -> Cells:
         ("piqa", "tiny-causal", ("sinks", "equal_mass")),
     ):
         out = folder / "table1" / task
-        how = ("--model", model, "--controls", *controls, "--ks", 0, 4, "--figures")
+        how = ("--model", model, "--controls", *controls, "--ks", 0, 4)
         command("table1", *asked, *short, *how, "--tasks", task, "--out", out)
         yield f"table 1/{task}", columns(pd.read_csv(out / "table1.csv"))
     for name, tasks in (("tiny", "social_iqa,race,arc_challenge,piqa"), ("tiny-sink", "piqa")):
