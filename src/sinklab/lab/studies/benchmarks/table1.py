@@ -307,7 +307,8 @@ def contrasts(cells: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
         # right with nothing blocked less right in a cell
         costs = {key: right[key[0], *PLAIN] - right[key] for key in known.index if key[0] in plain}
         wide = pd.DataFrame(costs).rename_axis(columns=known.index.names)
-        pairs = [pair for pair in product(costs, repeat=2) if _is_contrast(*pair, plain)]
+        both = product(costs, repeat=2)
+        pairs = [(one, other) for one, other in both if _is_contrast(one, other, plain)]
         if not pairs:
             continue
         long = wide.stack(known.index.names, future_stack=True).rename("cost").reset_index()
