@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from measure import memory_mb, reset_peak, write_result
 
-from sinklab.core.sinks import DEFAULT
-from sinklab.lab.records import STUDY_DIMS, RunWriter, open_run
+from sinklab.core.sinks import STATES
+from sinklab.lab.records import STUDY_DIMS, Arrays, Contents, RunWriter, open_run
+from sinklab.lab.records.storage import dense
 from sinklab.lab.reports import as_studies, report
-from sinklab.lab.reports.samples import Sample
-from sinklab.lab.studies.trace.recording import write_facts
+from sinklab.lab.studies.trace.recording import facts_of
 
 WORDS = [" the", " of", ",", ".", "\n", " and", " a", " house", " old", "1"]
 
@@ -91,22 +92,30 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
         "sink_side": "front",
     }
     steps = list(range(shape.steps))
+    dtype = {"visible": "float32", "positions": "float32"}
+    given = Arrays(arrays, {name: STUDY_DIMS[name] for name in arrays}, dtype)
+    kept = Arrays(*dense("attention", given))
     with RunWriter(
-        folder, kind="study", model=model, settings={"new_tokens": shape.steps}, seed=0
+        folder,
+        kind="study",
+        model=model,
+        settings={"new_tokens": shape.steps},
+        seed=0,
+        samples=shape.samples,
     ) as run:
         for sample in range(shape.samples):
-            dims = {name: STUDY_DIMS[name] for name in arrays}
-            run.arrays(
-                "attention",
-                arrays,
-                dims,
-                dtype={"visible": "float32", "positions": "float32"},
-                part=sample,
+            text = pd.DataFrame(tokens(shape, sample))
+            canvas = (shape.steps, shape.positions)
+            tables, facts = facts_of(
+                kept,
+                text["state"].map(STATES.index).to_numpy(np.int8).reshape(canvas),
+                text["text"].to_numpy(object).reshape(canvas),
+                sample=sample,
+                layers=range(shape.layers),
+                heads=range(shape.heads),
+                added=0,
+                so_far=False,
             )
-            run.table("tokens", tokens(shape, sample), part=sample)
-            held = (arrays, dims)
-            one = Sample(open_run(folder), sample, 0, DEFAULT, held=held)
-            write_facts(run, one, range(shape.layers), range(shape.heads))
             columns = {
                 "sample": [sample] * len(steps),
                 "step": steps,
@@ -117,7 +126,6 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
                 "committed": [1] * len(steps),
                 "queries": [shape.positions] * len(steps),
             }
-            run.table("steps", columns | counts, part=sample)
             row = {
                 "sample": sample,
                 "prompt": "simulated",
@@ -125,7 +133,8 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
                 "rule": "",
                 "masked_sinks": 0,
             }
-            run.table("generations", {key: [value] for key, value in row.items()}, part=sample)
+            found = {**tables, "tokens": text, "steps": columns | counts, "generations": [row]}
+            run.write(sample, {sample: Contents(found, {**facts, "attention": given})})
 
 
 def bare_write(folder: Path, arrays: dict[str, np.ndarray], samples: int) -> None:
@@ -217,8 +226,8 @@ def main() -> None:
 
 
 def _read(run: Any) -> None:
-    for part in run.parts("attention"):
-        run.array("attention", "received", part)
+    for sample in run.samples:
+        run.array("attention", "received", sample)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import pandas as pd
 import torch
 
 from sinklab.core.errors import Checked, limited
-from sinklab.lab.records import open_run
+from sinklab.lab.records import Contents, open_run
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 from sinklab.lab.registry import studies
@@ -42,7 +42,7 @@ from tiny_training import tiny_settings, uneven_documents
 # among its settings
 TIMED = (
     r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|"
-    r"checksums|^resume$"
+    r"files|others|^resume$"
 )
 
 
@@ -71,7 +71,6 @@ class Sleeping(Study):
         """Of the lengths."""
 
     model = ""
-    parts = "slept"
     shards = True
 
     def prepare(self, loaded, settings, progress):
@@ -84,17 +83,15 @@ class Sleeping(Study):
     def about(self, loaded, plan):
         return {"name": "sleeping"}
 
-    def run(self, work):
-        for unit in work.samples:
+    def make(self, work, samples):
+        found = {}
+        for unit in samples:
             began = time.time()
             time.sleep(work.plan[unit])
-            row = {
-                "unit": [unit],
-                "asked": [work.plan[unit]],
-                "began": [began],
-                "took": [time.time() - began],
-            }
-            work.run.table("slept", row | {"host": [os.getpid()]}, part=unit)
+            row = {"unit": unit, "asked": work.plan[unit], "began": began, "host": os.getpid()}
+            row["took"] = time.time() - began
+            found[unit] = Contents({"slept": [row]})
+        return found
 
     def finish(self, work):
         units = open_run(work.run.path).table("slept")["unit"]
@@ -229,10 +226,6 @@ def contents(place):
 
 def _untimed(value):
     if isinstance(value, dict):
-        # the order in which tables were begun
-        value |= (
-            {"tables": sorted(value["tables"])} if isinstance(value.get("tables"), list) else {}
-        )
         return {key: _untimed(one) for key, one in value.items() if not re.search(TIMED, key)}
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 

@@ -38,7 +38,7 @@ from sinklab.lab.cli.main import main
 from sinklab.lab.cli.progress import show
 from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.files import DEEPEST, from_json, read_json
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Contents, RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
 from sinklab.lab.training.checkpoints import read_position
 from sinklab.lab.training.recorders import History
@@ -205,9 +205,11 @@ def run(tmp_path_factory):
         model={"name": "tiny", "layers": [0, 1]},
         settings={"a": {"b": [1]}},
         seed=0,
+        samples=2,
     ) as out:
         for part in range(2):
-            out.table("tokens", {"step": [0, 1], "text": ["a", "b"]}, part=part)
+            text = {"sample": [part] * 2, "step": [0, 1], "text": ["a", "b"]}
+            out.write(part, {part: Contents({"tokens": text})})
         out.table("generations", {"prompt": ["x"], "completion": ["y"]})
         out.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
     return folder
@@ -223,6 +225,8 @@ def test_run_folders(run, tmp_path):
         opened = open_run(folder)
         for name in opened.tables:
             opened.table(name)
+            for sample in opened.samples[:1]:
+                opened.table(name, sample)
         for name in opened.array_files:
             opened.arrays(name)
             opened.dims(name)

@@ -140,7 +140,7 @@ def test_one_of_every_kind_is_reached_by_name(here, python):
     assert runs["a"].info.settings["edits"] == ["block_keys:keys=(sinks:rule=share:part=0.2,k=2)"]
     assert runs["c"].info.settings["edits"] == ["temper:temperature=3.0"]
     assert runs["f"].info.settings["edits"] == ["block_keys:keys=shared_sinks"]
-    assert "largest_share" in runs["b"].arrays("attention", part=0)
+    assert "largest_share" in runs["b"].arrays("attention", sample=0)
     assert (runs["d"].info.model["sink_kind"], runs["e"].info.kind) == ("keys", "lengths")
     assert list((here / "page").glob("sinks_and_norms*.svg"))
 

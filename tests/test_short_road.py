@@ -269,7 +269,7 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
             return received_BHS.amax(-1) / received_BHS.sum(-1)
 
     run = short().watch(["The old", "It was"], 4, statistics=("own_share",))
-    received = [run.array("attention", "own_share", part=part).astype(float) for part in (0, 1)]
+    received = [run.array("attention", "own_share", sample=part).astype(float) for part in (0, 1)]
     told = table(run, "statistics").pivot(index="layer", columns="step", values="mean")
     np.testing.assert_allclose(told, np.mean(received, 0).mean(-1).T, rtol=1e-6)
     page = sinklab.report(run, tmp_path, tables=("csv",))
@@ -308,7 +308,7 @@ def test_a_run_of_one_step_has_a_page_and_says_that_nothing_moves():
 
 def test_arrays_come_with_their_labels(run):
     refused("written in parts", run.to_xarray)
-    data = run.to_xarray(part=1)
+    data = run.to_xarray(sample=1)
     rows = run.table("tokens", 1)
     last = rows[(rows["step"] == 7) & (rows["state"] != "masked")]
     here = data["received"].sel(step=7, layer=1, head=2)

@@ -13,7 +13,7 @@ from commands import error_of
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli import main
-from sinklab.lab.records import open_run
+from sinklab.lab.records.storage import file_hash
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
@@ -59,23 +59,24 @@ def rewritten(folder, **changes):
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        ("lost sample", "run.json is damaged: .*sample 1"),
+        ("lost sample", "run.json is damaged .*status is"),
         ("null", "generations lacks texts"),
         ("empty", "generations lacks texts"),
     ],
 )
 def test_runs_that_say_less_than_a_trace_writes(traced, tmp_path, capsys, damage, named):
-    """Without checksums, as of an earlier version, so that what is read must speak for itself."""
+    """The checksums are right, so that what is read must speak for itself."""
     bad = shutil.copytree(traced, tmp_path / "bad")
-    rewritten(bad, checksums={})
     if damage == "lost sample":
-        rewritten(bad, parts={name: [0] for name in open_run(bad).info.parts})
+        rewritten(bad, samples=2, part_size=1)
     for file in bad.glob("generations-*.parquet"):
         texts = pd.read_parquet(file)
         if damage == "null":
             texts.assign(completion=None).to_parquet(file)
         if damage == "empty":
             texts.iloc[:0].to_parquet(file)
+        files = json.loads((bad / "run.json").read_text())["files"]
+        rewritten(bad, files=files | {file.name: file_hash(file)})
     assert re.search(named, error_of(f"report {bad} --out {tmp_path / 'page'}", capsys))
 
 
@@ -100,12 +101,10 @@ def with_escapes(traced, place, *, free):
     run = shutil.copytree(traced, place / f"run{PWN}")
     told = json.loads((run / "run.json").read_text())
     named = {
-        key: value
-        for key, value in told.items()
-        if free and key in ("schema", "kind", "status", "parts")
+        key: value for key, value in told.items() if free and key in ("schema", "kind", "status")
     }
-    listed = {key: told[key] for key in ("schema", "tables", "arrays", "parts")}
-    told = hostile(told) | listed | named | {"checksums": {}}
+    listed = {key: told[key] for key in ("schema", "samples", "part_size", "files")}
+    told = hostile(told) | listed | named
     if free:
         words = json.loads((traced / "run.json").read_text())["model"]
         told["model"] |= {key: words[key] for key in ("family", "reading") if key in words}

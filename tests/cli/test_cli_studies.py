@@ -54,7 +54,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     written = open_run("out")
     assert written.info.settings["prompts"] == ["The sea", "The boat"]
     assert written.info.model["recorded_layers"] == [1]
-    assert written.parts("maps") == (0, 1)
+    assert written.has("maps", 1)
     assert "but out is taken; choose another folder, or continue" in error_of(
         f"{command} --layers -1 --maps 1:0:2 --every 2", capsys
     )

@@ -70,7 +70,7 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
             _check_same(resumed, whole, f"killed before table {number}")
         _check_interrupted(study, loaded, settings, place / "interrupted")
         lost = shutil.copytree(whole.path, place / "lost")
-        files = [file for _, file in whole.info.all_files()]
+        files = [*whole.info.files]
         for file in dict.fromkeys((files[0], files[-1])):
             (lost / file).write_bytes(b"lost")
             _check_same(
@@ -82,14 +82,20 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
 
 @contextmanager
 def _before_each_table(act: Callable[[], object]) -> Iterator[None]:
-    """Call a function before each table is written."""
-    write = RunWriter.table
+    """Call a function before each table or part is written."""
+    table, write = RunWriter.table, RunWriter.write
 
-    def table(run: RunWriter, name: str, *args: Any, **kwargs: Any) -> Path:
-        act()
-        return write(run, name, *args, **kwargs)
+    def acting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def acted(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return function(*args, **kwargs)
 
-    with mock.patch.object(RunWriter, "table", table):
+        return acted
+
+    with (
+        mock.patch.object(RunWriter, "table", acting(table)),
+        mock.patch.object(RunWriter, "write", acting(write)),
+    ):
         yield
 
 
@@ -107,19 +113,17 @@ def _check_interrupted(study: Study, loaded: Loaded, settings: Any, folder: Path
 
 def _check_same(run: Run, whole: Run, when: str) -> None:
     message = f"{when}, a resumed run differs from one that was not interrupted"
-    assert run.info.status == "complete" and run.info.parts == whole.info.parts, message
-    assert {*run.tables} == {*whole.tables}, message
-    assert {*run.array_files} == {*whole.array_files}, message
+    assert run.info.status == "complete" and [*run.info.files] == [*whole.info.files], message
     # files of the same bytes need not be read
-    files = [file for _, file in whole.info.all_files()]
+    files = whole.info.files
     if all((run.path / file).read_bytes() == (whole.path / file).read_bytes() for file in files):
         return
     for name in whole.tables:
         assert run.table(name).equals(whole.table(name)), f"{message}: table {name}"
     for name in whole.array_files:
-        for part in whole.parts(name) or (None,):
-            for key, array in whole.arrays(name, part=part).items():
-                np.testing.assert_array_equal(run.array(name, key, part=part), array, message)
+        for sample in whole.samples or (None,):
+            for key, array in whole.arrays(name, sample).items():
+                np.testing.assert_array_equal(run.array(name, key, sample), array, message)
 
 
 def check_figure(name: str, runs: Sequence[Run]) -> None:

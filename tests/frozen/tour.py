@@ -93,7 +93,7 @@ def of_run(name: str, folder: Path) -> Cells:
             table = run.table(one).drop(columns="rank", errors="ignore")
             yield f"runs/{name}/{one}", means_of(table)
     for one in run.array_files:
-        samples = [run.arrays(one, part) for part in run.parts(one)]
+        samples = [run.arrays(one, sample) for sample in run.samples]
         means = {key: [finite_mean(sample[key]) for sample in samples] for key in samples[0]}
         yield f"runs/{name}/{one}", means
 

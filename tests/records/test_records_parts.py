@@ -12,7 +12,7 @@ import pytest
 
 from launched import launch
 from refusals import refused
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
@@ -21,21 +21,21 @@ RUN = {
     "model": {"name": "m", "layers": 2},
     "settings": {"rule": "random", "texts": ["a", "b"]},
     "seed": 3,
+    "samples": 12,
 }
 
 
+def contents(sample, keys=3):
+    values = {"received": np.full((2, keys), sample + 1 / 3), "visible": np.array([2049.0, 1.0])}
+    arrays = {"attention": Arrays(values, DIMS, {"visible": "float32"})}
+    return Contents({"tokens": {"sample": [sample] * 2, "text": ["a", f"{sample}"]}}, arrays)
+
+
 def sample(run, part, keys=3):
-    run.arrays(
-        "attention",
-        {"received": np.full((2, keys), part + 1 / 3), "visible": np.array([2049.0, 1.0])},
-        DIMS,
-        dtype={"visible": "float32"},
-        part=part,
-    )
-    run.table("tokens", {"sample": [part] * 2, "text": ["a", f"{part}"]}, part=part)
+    run.write(part, {part: contents(part, keys)})
 
 
-def write(path, parts=(0, 1), **changes):
+def write(path, parts=range(12), **changes):
     with RunWriter(path, **(RUN | changes)) as run:
         for part in parts:
             sample(run, part, keys=3 + part)
@@ -47,68 +47,78 @@ def written(run):
     return ",".join(run.table("tokens")["text"])
 
 
-def test_parts_are_read_joined_or_one_by_one():
-    run = write("run", parts=(2, 0, 11))
-    assert run.tables == ("tokens",)
+def test_samples_are_read_together_or_one_by_one():
+    with RunWriter("run", **RUN, part_size=5) as run:
+        assert run.missing == [0, 1, 2]
+        for part in (2, 0):
+            some = run.info.part(part)
+            run.write(part, {one: contents(one, keys=3 + one) for one in some})
+        assert run.missing == [1]
+        run.write(1, {one: contents(one) for one in run.info.part(1)})
+        run.table("heldout", {"k": [0, 1]})
+    run = open_run("run")
+    assert {path.name for path in Path("run").iterdir()} == {
+        "run.json",
+        "heldout.parquet",
+        *(f"tokens-000{part}.parquet" for part in range(3)),
+        *(f"attention-000{part}.safetensors" for part in range(3)),
+    }
+    assert run.tables == ("heldout", "tokens")
     assert run.array_files == ("attention",)
-    assert run.parts("tokens") == run.parts("attention") == (0, 2, 11)
+    assert run.samples == tuple(range(12))
     Path("run/tokens-0002.parquet").rename("tokens")
     refused("tokens-0002.parquet is missing", open_run, "run")
     Path("tokens").rename("run/tokens-0002.parquet")
-    assert written(run) == "a,0,a,2,a,11"
-    assert run.table("tokens").index.tolist() == [0, 1, 2, 3, 4, 5]
-    assert run.table("tokens", part=2)["sample"].tolist() == [2, 2]
-    assert run.arrays("attention", part=11)["received"].shape == (2, 14)
-    received = run.array("attention", "received", part=2)
+    assert written(run) == ",".join(f"a,{one}" for one in range(12))
+    assert run.table("tokens").index.tolist() == [*range(24)]
+    assert run.table("tokens", 2)["sample"].tolist() == [2, 2]
+    assert run.arrays("attention", 11)["received"].shape == (2, 14)
+    received = run.array("attention", "received", 2)
     assert received.dtype == np.float16
     assert received.tolist() == [[np.float16(2 + 1 / 3)] * 5] * 2
-    visible = run.array("attention", "visible", part=2)
+    assert run.shape("attention", "received", 2) == received.shape
+    visible = run.array("attention", "visible", 2)
     assert (visible.dtype, visible.tolist()) == (np.float32, [2049.0, 1.0])
-    assert run.dims("attention", part=0) == DIMS
+    assert run.dims("attention", 0) == DIMS
+    assert run.has("attention", 3) and not run.has("heldout", 3)
     # readable with pandas alone
-    assert pd.read_parquet("run/tokens-0011.parquet")["text"].tolist() == ["a", "11"]
+    assert pd.read_parquet("run/tokens-0002.parquet")["text"].tolist() == ["a", "10", "a", "11"]
 
 
-def test_what_is_whole_has_no_parts():
-    with RunWriter("run", **RUN) as run:
-        run.table("heldout", {"k": [0, 1]})
-        assert run.has("heldout")
-        assert not run.has("heldout", 0)
-    run = open_run("run")
-    assert run.parts("heldout") == ()
-    refused("no part 3 of 'heldout'", run.table, "heldout", part=3)
-
-
-def test_wrong_parts_are_named():
-    run = write("run", parts=(0, 1, 2))
-    refused(r"read one of 0–2, e\.g\. part=0", run.arrays, "attention")
-    refused("no part 7 of 'tokens'", run.table, "tokens", part=7)
-    refused("'token'; did you mean 'tokens'", run.parts, "token")
-    refused("'attend'; did you mean", run.arrays, "attend", part=0)
-    refused("'recieved'; did you mean", run.array, "attention", "recieved", part=0)
+def test_wrong_samples_are_named():
+    run = write("run", samples=3, parts=range(3))
+    refused(r"read one of 0–2, e\.g\. sample=0", run.arrays, "attention")
+    refused("no sample 7 of 'tokens'", run.table, "tokens", 7)
+    refused("'attend'; did you mean", run.arrays, "attend", 0)
+    refused("'recieved'; did you mean", run.array, "attention", "recieved", 0)
+    refused("'token'; did you mean 'tokens'", run.table, "token")
     with RunWriter("other", **RUN) as run:
-        run.table("tokens", {"a": [1]}, part=0)
-        refused("'tokens' is already written", run.table, "tokens", {"a": [1]})
-        refused("numbered from 0: got part=-1", run.table, "tokens", {"a": [1]}, part=-1)
+        wrong = Arrays({"received": np.zeros(2)}, {"received": ("key",)}, {"recieved": "float32"})
         refused(
-            "field 'recieved'; did you mean",
-            run.arrays,
-            "x",
-            {"received": np.zeros(2)},
-            {"received": ("key",)},
-            dtype={"recieved": "float32"},
+            "field 'recieved'; did you mean", run.write, 0, {0: Contents({}, {"attention": wrong})}
         )
+        refused("without the number of a part", run.table, "tokens-0001", {"a": [1]})
+        for part in range(12):
+            sample(run, part)
 
 
 def test_parts_that_no_run_writes_are_refused(tmp_path):
     write(tmp_path)
     path = Path("run.json")
     info = json.loads(path.read_text())
-    wrong = [[], [0, 0], [1, 0], [-1], [True], [0.0], ["0"], [[0]], [0, "1"], 3]
-    some = [{"../x.parquet": [0]}, {"other.parquet": [0]}]
-    for parts in some + [{"tokens.parquet": numbers} for numbers in wrong]:
-        path.write_text(json.dumps(info | {"parts": parts}))
-        refused(r"run.json is damaged .*parts is", open_run, tmp_path)
+    lacking = {name: one for name, one in info["files"].items() if "-0003" not in name}
+    for field, wrong in (
+        ("files", info["files"] | {"tokens-0012.parquet": "0"}),
+        ("status", {"files": lacking}),
+        ("samples", -1),
+        ("samples", {"part_size": 0}),
+        ("status", {"samples": 10**40}),
+    ):
+        changes = {field: wrong}
+        if isinstance(wrong, dict) and field != "files":
+            changes = wrong
+        path.write_text(json.dumps(info | changes))
+        refused(rf"run.json is damaged .*{field} is", open_run, tmp_path)
 
 
 def test_an_interrupted_run_goes_on():
@@ -121,14 +131,13 @@ def test_an_interrupted_run_goes_on():
     Path("run/tokens-0001.parquet").write_bytes(b"half")
     Path("run/.tokens-0002.parquet.part").write_bytes(b"half")
     with RunWriter("run", **RUN, resume=True) as run:
-        assert run.has("tokens", 0)
-        assert run.has("attention", 0)
-        assert not run.has("tokens", 1)
+        assert run.missing == [*range(1, 12)]
         assert open_run("run").info.status == "running"
-        sample(run, 1)
+        for part in run.missing:
+            sample(run, part)
     run = open_run("run")
     assert (run.info.status, run.info.error, run.info.created) == ("complete", None, before.created)
-    assert written(run) == "a,0,a,1"
+    assert written(run) == ",".join(f"a,{one}" for one in range(12))
     assert not list(Path("run").glob(".*"))
 
 
@@ -150,7 +159,7 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, python, call
     assert left == {"lock", "part"}
     for number, how in enumerate(({}, {"resume": True}, {"overwrite": True})):
         path = shutil.copytree("killed", tmp_path / f"run-{number}")
-        with RunWriter(path, **RUN, **how) as run:
+        with RunWriter(path, **RUN | {"samples": 1}, **how) as run:
             sample(run, 0)
         assert open_run(path).info.status == "complete"
         assert not list(path.glob(".*"))
@@ -192,18 +201,18 @@ def test_overwriting_removes_parts_too(tmp_path):
     write(tmp_path)
     both = {"overwrite": True, "resume": True}
     refused("overwrite=True .*resume=True", RunWriter, tmp_path, **RUN, **both)
-    with RunWriter(tmp_path, **RUN, overwrite=True):
+    with RunWriter(tmp_path, **RUN | {"samples": 0}, overwrite=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_run_has_one_writer():
-    with RunWriter("run", **RUN) as run:
+    with RunWriter("run", **RUN | {"samples": 2}) as run:
         sample(run, 0)
         for how in ({"resume": True}, {"overwrite": True}, {"resume": True, "shard": (0, 2)}):
             refused(r"run is being written by another", RunWriter("run", **RUN, **how).__enter__)
         sample(run, 1)
-    assert open_run("run").parts("tokens") == (0, 1)
+    assert open_run("run").samples == (0, 1)
     assert not list(Path("run").glob(".*"))
 
 
@@ -211,7 +220,7 @@ def test_shards_write_one_run_and_keep_what_the_others_wrote():
     def fill(first):
         with RunWriter("run", **RUN, resume=True, shard=(first, 4)) as run:
             run.is_whole = False
-            for part in range(first, 12, 4):
+            for part in run.missing:
                 sample(run, part)
 
     with ThreadPoolExecutor(4) as pool:
@@ -219,7 +228,7 @@ def test_shards_write_one_run_and_keep_what_the_others_wrote():
             job.result()
     run = open_run("run")
     assert run.info.status == "running", "none of them said that it is whole"
-    assert run.parts("tokens") == run.parts("attention") == tuple(range(12))
+    assert run.samples == tuple(range(12))
     assert lost_files(run.path, run.info) == set()
     assert not list(Path("run").glob(".*"))
 
@@ -232,13 +241,16 @@ def test_a_shard_has_one_writer_and_all_divide_a_run_alike():
             other = RunWriter("run", **RUN, resume=True, shard=wrong)
             refused("run is being written by another", other.__enter__)
         with RunWriter("run", **RUN, resume=True, shard=(1, 2)) as other:
-            assert other.has("tokens", 0)
+            other.is_whole = False
+            assert other.info.parts == [0]
             sample(other, 1)
         assert Path("run/.tokens-0002.parquet.part").exists(), "somebody may be writing it"
-        assert run.refresh().parts["tokens.parquet"] == [0, 1]
+        assert run.refresh().parts == [0, 1]
+        run.is_whole = False
     # the locks of those that were killed hold nobody up, however they divided the run
     for name in (".lock", ".2-of-5.lock"):
         (Path("run") / name).touch()
     with RunWriter("run", **RUN, resume=True) as run:
-        sample(run, 2)
+        for part in run.missing:
+            sample(run, part)
     assert not list(Path("run").glob(".*"))

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path):
     assert set(info.versions) == {"python", "torch", "transformers", "sinklab"}
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.seed = 8
-    assert got.tables == ("tokens", "steps") and got.array_files == ("attention",)
+    assert got.tables == ("steps", "tokens") and got.array_files == ("attention",)
     assert got.table("tokens")["text"].tolist() == ["a", "\n<b>"]
     arrays = got.arrays("attention")
     assert arrays["received"].dtype == np.float16
@@ -125,7 +125,7 @@ def test_bad_arguments_are_named(tmp_path):
         refused("table 't' do not form a table", run.table, "t", {"a": [1], "b": [1, 2]})
         one, key = {"a": np.zeros(2)}, ("key",)
         two = one | {"b": np.zeros(3)}
-        refused("Every array needs the names", run.arrays, "x", one)
+        refused("Every array needs the names", run.arrays, "x", one, {})
         refused(r"per axis: 'a' has shape \(2,\)", run.arrays, "x", one, {"a": ("step", "key")})
         refused("'key' is 2 in 'a' and 3 in 'b'", run.arrays, "x", two, {"a": key, "b": key})
         refused("'a' has dtype <U1", run.arrays, "x", {"a": np.array(["q"])}, {"a": key})

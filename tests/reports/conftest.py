@@ -12,7 +12,7 @@ from browsing import two as two
 
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
@@ -247,7 +247,8 @@ def writer(root):
         model |= {"recorded_layers": list(range(LAYERS)), "recorded_heads": list(range(HEADS))}
         settings = {"steps": STEPS, "prompts": ["It was <i>a</i> dark"], "rule": "low_confidence"}
         path = root / (folder or name)
-        with RunWriter(path, kind="study", model=model | changes, settings=settings, seed=3) as run:
+        how = {"kind": "study", "settings": settings, "seed": 3, "samples": samples}
+        with RunWriter(path, model=model | changes, **how) as run:
             for sample in range(samples):
                 if family == "diffusion":
                     arrays = attention(sample, added, share, text_share, norm)
@@ -257,19 +258,20 @@ def writer(root):
                     array[1::2] *= ran
                 change(sample, arrays)
                 kept = {key: array for key, array in arrays.items() if key not in leave_out}
+                files = {}
                 if "attention" not in leave_out:
-                    run.arrays("attention", kept, {key: DIMS[key] for key in kept}, part=sample)
-                parts = {
+                    files["attention"] = Arrays(kept, {key: DIMS[key] for key in kept})
+                if maps and sample == 0:
+                    axes = {key: (f"query_{key}", f"key_{key}") for key in maps}
+                    files["maps"] = Arrays(maps, axes)
+                tables = {
                     "tokens": tokens(sample, family, words),
                     "generations": generations(sample),
                 }
                 if family == "diffusion":
-                    parts["steps"] = steps_table(sample)
-                for table in parts.keys() - set(leave_out):
-                    run.table(table, parts[table], part=sample)
-            if maps:
-                dims = {key: (f"query_{key}", f"key_{key}") for key in maps}
-                run.arrays("maps", dict(maps), dims, part=0)
+                    tables["steps"] = steps_table(sample)
+                tables = {name: one for name, one in tables.items() if name not in leave_out}
+                run.write(sample, {sample: Contents(tables, files)})
             if "heldout" not in leave_out and family == "diffusion":
                 run.table("heldout", heldout(4.0, sinks))
             for table, columns in (whole or {}).items():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.core.sinks import find_sinks
-from sinklab.lab.records import Run, RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, Run, RunWriter, open_run
 
 WORDS = [
     "The",
@@ -73,29 +73,31 @@ def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: An
     }
     rng = np.random.default_rng(size.seed)
     with RunWriter(
-        path, kind="study", model=model, settings={"steps": size.steps}, seed=size.seed
+        path,
+        kind="study",
+        model=model,
+        settings={"steps": size.steps},
+        seed=size.seed,
+        samples=size.samples,
     ) as run:
         for sample in range(size.samples):
             committed_TP = canvas(size, rng)
             arrays, dims, dtype = attention(size, committed_TP, rng)
-            run.arrays("attention", arrays, dims, dtype=dtype, part=sample)
             ids_TP = np.where(committed_TP == 0, MASK_ID, np.arange(size.text) % len(WORDS))
-            run.table("tokens", tokens(size, sample, committed_TP, ids_TP), part=sample)
             steps = np.arange(size.steps)
             block = (steps * 4) // size.steps if size.family == "diffusion" else 0 * steps
-            run.table(
-                "steps",
-                {"sample": [sample] * size.steps, "step": steps, "block": block},
-                part=sample,
-            )
             words = [WORDS[index % len(WORDS)] for index in range(size.text)]
             row = {
                 "prompt": ["".join(words[: size.prompt])],
                 "completion": ["".join(words[size.prompt :])],
             }
-            run.table(
-                "generations", {"sample": [sample], "rule": ["low_confidence"]} | row, part=sample
-            )
+            found = {
+                "tokens": tokens(size, sample, committed_TP, ids_TP),
+                "steps": {"sample": [sample] * size.steps, "step": steps, "block": block},
+                "generations": {"sample": [sample], "rule": ["low_confidence"]} | row,
+            }
+            attended = {"attention": Arrays(arrays, dims, dtype)}
+            run.write(sample, {sample: Contents(found, attended)})
         for table, columns in tables.items():
             run.table(table, columns)
     return open_run(path)

@@ -16,10 +16,10 @@ from sinklab.lab.reports.style import THEMES
 # K keys.
 
 
-def arrays(run, part=0):
+def arrays(run, sample=0):
     """As recorded, in double precision; ``even`` is received attention over an even share."""
     names = ("received", "visible", "positions", "value_norm")
-    found = {name: run.array("attention", name, part=part).astype(float) for name in names}
+    found = {name: run.array("attention", name, sample).astype(float) for name in names}
     found["weight"] = found["received"] / found["visible"][:, None, None]
     return found | {"even": found["weight"] * found["positions"][:, None, None, None]}
 

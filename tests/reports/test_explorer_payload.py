@@ -197,15 +197,10 @@ def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 2000)
     run = simulate(tmp_path / "run", Simulation(samples=2))
     # The first sample stopped after five steps, and has weaker sinks.
-    arrays = {key: values[:5] for key, values in run.arrays("attention", part=0).items()}
+    arrays = {key: values[:5] for key, values in run.arrays("attention", sample=0).items()}
     arrays["received"] = arrays["received"] / 4
-    dtypes = {
-        key: str(values.dtype) if values.dtype.kind == "f" else None
-        for key, values in arrays.items()
-    }
-    write_arrays(
-        run.path / "attention-0000.safetensors", arrays, run.dims("attention", part=0), dtypes
-    )
+    named = {f"0/{key}": values for key, values in arrays.items()}
+    write_arrays(run.path / "attention-0000.safetensors", named, run.dims("attention", sample=0))
     run = noted_again(run, "attention-0000.safetensors")
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 1]

@@ -87,8 +87,8 @@ def true_indices(run, kind=""):
     """Weight on the strongest key, and mobility, of a run's arrays, by plain loops over heads."""
     name = f"attention-{kind}" if kind else "attention"
     strongest, moved = [], []
-    for part in run.parts(name):
-        arrays = run.arrays(name, part=part)
+    for sample in run.samples:
+        arrays = run.arrays(name, sample)
         weight = arrays["received"] / arrays["visible"][:, None, None]
         strongest.append(weight.max(-1).mean())
         # an even share is 1: a sink by the rule receives more than 1 + 3 (S - 1) / S

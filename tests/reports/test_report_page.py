@@ -98,9 +98,7 @@ def test_a_run_under_an_intervention_says_so(tmp_path, shown):
     with RunWriter(
         tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0
     ) as run:
-        run.table(
-            "generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]}, part=0
-        )
+        run.table("generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]})
     content = shown(open_run(tmp_path / "run")).content
     assert (
         "tiny was written under block_keys:keys=top:k=5 and <b>: its numbers are those of the "

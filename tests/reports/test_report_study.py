@@ -9,7 +9,7 @@ from simulated import events_of, received_of
 from refusals import refused, refusing
 from sinklab.core.sinks import Excess
 from sinklab.lab.analysis.rules import Top
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
 from sinklab.lab.reports.tables import measures, measures_table
 
@@ -73,7 +73,7 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
 
 def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
     whole, part = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
-    raw = part.run.array("attention", "received", part=0)
+    raw = part.run.array("attention", "received", sample=0)
     assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
     assert_allclose(received_of(part.samples[0]), received_of(whole.samples[0]), rtol=2e-3)
     assert_allclose(part.samples[0].visible_TK, TEXT)
@@ -343,12 +343,12 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
         RunWriter(
-            tmp_path / "half", kind="study", model=whole.info.model, settings={}, seed=3
+            tmp_path / "half", kind="study", model=whole.info.model, settings={}, seed=3, samples=2
         ) as run,
     ):
-        arrays = whole.arrays("attention", part=0)
-        run.arrays("attention", arrays, whole.dims("attention", part=0), part=0)
-        run.table("tokens", whole.table("tokens", part=0), part=0)
+        given = Arrays(whole.arrays("attention", 0), whole.dims("attention", 0))
+        tables = {"tokens": whole.table("tokens", 0)}
+        run.write(0, {0: Contents(tables, {"attention": given})})
         raise KeyboardInterrupt
     study = one(open_run(tmp_path / "half"))
     assert len(study.samples) == 1 and layers_of(study)[0].mains == STEPS * HEADS
@@ -428,21 +428,20 @@ def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
 
     def written(name, arrays=None, dims=None, tokens=None):
         with RunWriter(
-            tmp_path / name, kind="study", model=whole.info.model, settings={}, seed=3
+            tmp_path / name, kind="study", model=whole.info.model, settings={}, seed=3, samples=1
         ) as run:
-            run.arrays(
-                "attention", arrays or whole.arrays("attention", part=0), dims or axes, part=0
-            )
-            run.table("tokens", whole.table("tokens", part=0) if tokens is None else tokens, part=0)
+            given = Arrays(arrays or whole.arrays("attention", 0), dims or axes)
+            text = whole.table("tokens", 0) if tokens is None else tokens
+            run.write(0, {0: Contents({"tokens": text}, {"attention": given})})
         return one(open_run(tmp_path / name))
 
-    axes = whole.dims("attention", part=0)
+    axes = whole.dims("attention", sample=0)
     swapped = axes | {"received": ("step", "head", "layer", "key")}
-    square = dict(whole.arrays("attention", part=0))
+    square = dict(whole.arrays("attention", sample=0))
     square["received"] = square["received"].swapaxes(1, 2)
     with refusing("study: 'received' has axes"):
         _ = written("axes", arrays=square, dims=swapped).layers
-    tokens = whole.table("tokens", part=0)
+    tokens = whole.table("tokens", sample=0)
     far = tokens.assign(position=tokens["position"] + 10)
     with refusing("position lies outside 0 to 23"):
         _ = written("far", tokens=far).sink_tokens

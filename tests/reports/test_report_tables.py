@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from refusals import refused
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import (
     TABLES,
     as_studies,
@@ -264,16 +264,12 @@ def test_unknown_figures_formats_and_papers_are_refused_before_drawing(make_stud
 def test_a_damaged_run_is_no_reason_to_skip(make_study, tmp_path):
     run = make_study()
     with RunWriter(
-        tmp_path / "bad", kind="study", model=run.info.model, settings={}, seed=3
+        tmp_path / "bad", kind="study", model=run.info.model, settings={}, seed=3, samples=1
     ) as bad:
-        arrays = run.arrays("attention", part=0)
+        arrays = run.arrays("attention", sample=0)
         arrays["positions"] = arrays["positions"][:, None]
-        bad.arrays(
-            "attention",
-            arrays,
-            run.dims("attention", part=0) | {"positions": ("step", "one")},
-            part=0,
-        )
+        dims = run.dims("attention", sample=0) | {"positions": ("step", "one")}
+        bad.write(0, {0: Contents({}, {"attention": Arrays(arrays, dims)})})
     refused(
         "'positions' has axes",
         draw_all,

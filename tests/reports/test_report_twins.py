@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from noted import again
 
-from sinklab.lab.records import open_run
+from sinklab.lab.records import Arrays, Contents, open_run
 from sinklab.lab.reports import as_studies, report
 from sinklab.lab.reports.tables import measures, table
 
@@ -17,12 +17,10 @@ def beside(run, **twins):
     """The run with the attention and the losses of other runs as those of its twins."""
     with again(run, resume=True) as writer:
         for kind, other in twins.items():
-            for part in other.parts("attention"):
-                arrays, dims = (
-                    other.arrays("attention", part=part),
-                    other.dims("attention", part=part),
-                )
-                writer.arrays(f"attention-{kind}", arrays, dims, part=part)
+            for sample in other.samples:
+                values, dims = other.arrays("attention", sample), other.dims("attention", sample)
+                given = {f"attention-{kind}": Arrays(values, dims)}
+                writer.write(sample, {sample: Contents({}, given)})
             if "heldout" in other.tables:
                 writer.table(f"heldout-{kind}", other.table("heldout"))
         kinds = ["initialised", "permuted"]

@@ -76,7 +76,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys):
     )
     run = open_run("out/model")
     rows, cells = run.table("ablation"), run.table("map")
-    assert run.info.parts == {"ablation.parquet": [0, 1]}
+    assert run.info.parts == [0, 1]
     assert len(cells) == 2 * 4
     means = rows.assign(delta=rows["loss"] - rows["clean"]).groupby(["layer", "head"]).mean()
     assert np.allclose(means[["delta", "held"]], cells[["delta", "held"]])

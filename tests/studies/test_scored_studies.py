@@ -58,7 +58,7 @@ def test_controls_are_measured_as_in_a_run_of_their_own(study, settings):
         assert "twins" not in alone.tables
         for name in alone.tables:
             assert alone.table(name).equals(run.table(f"{name}-{kind}")), name
-        rows = study.resolved(settings)[0].parts
+        (rows, *_) = study.resolved(settings)[0].row_tables
         assert not alone.table(rows).equals(run.table(rows))
 
 

@@ -12,6 +12,7 @@ import pytest
 from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.base import shard_of
+from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import contents, difference
 from tiny_diffusion import tiny_loaded
@@ -27,19 +28,18 @@ SETTINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_run_that_was_cut_short_goes_on_in_shards(shards):
+def test_a_run_that_was_cut_short_goes_on_in_shards(shards, monkeypatch):
     """Whoever is there writes what is missing of its own; the seed is that of the run."""
+    monkeypatch.setattr(observation, "SAMPLES", 1)
     settings = {**SETTINGS, "seed": None}
     study(tiny_loaded(1), "whole", StudySettings(**settings))
     whole = contents(Path("whole"))
     info = json.loads(Path("whole/run.json").read_text())
     # as if all had been killed: three of five samples are there, one of them is damaged, another
-    # one has no list
+    # one is not listed
     out = Path(shutil.copytree("whole", "run"))
-    parts = {name: [0, 1, 3] for name in info["parts"]}
-    sums = {file: one for file, one in info["checksums"].items() if not re.search("-000[24]", file)}
-    text = json.dumps({**info, "parts": parts, "checksums": sums, "status": "running"})
-    (out / "run.json").write_text(text)
+    files = {file: one for file, one in info["files"].items() if not re.search("-000[24]", file)}
+    (out / "run.json").write_text(json.dumps({**info, "files": files, "status": "running"}))
     with open(out / "tokens-0001.parquet", "rb+") as file:
         file.seek(100)
         file.write(b"damage")

@@ -80,7 +80,7 @@ def test_steps_that_are_not_recorded_are_added_up(tmp_path, edits):
     runs = {}
     for name, change in (("all", {}), ("third", {"every": 3}), ("one", {"only_steps": (5,)})):
         run = traced(tiny_llama(), tmp_path / name, replace(quick, **change))
-        runs[name] = run.arrays("attention", part=0)
+        runs[name] = run.arrays("attention", sample=0)
     for name, steps in (("third", [0, 3, 6]), ("one", [5])):
         assert runs[name]["step_number"].tolist() == steps
         for key in ("received", "visible", "last_row_main"):

@@ -46,16 +46,16 @@ def test_a_study_writes_what_the_report_reads(tmp_path, sink):
 
     prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])
     for name in ("attention", "tokens", "steps", "generations"):
-        assert run.parts(name) == (0, 1)
+        assert run.has(name, 0) and run.has(name, 1)
     for sample, length in ((0, prompt + 10), (1, 10)):
-        arrays = run.arrays("attention", part=sample)
+        arrays = run.arrays("attention", sample)
         assert arrays["value_norm"].shape == (5, 2, sink + length)
         assert (arrays["visible"] == np.full((5, sink + length), length)).all()
         assert arrays["positions"].tolist() == [length] * 5
         assert arrays["step_number"].tolist() == [0, 1, 2, 3, 4]
         assert arrays["received"].shape == (5, 2, 4, sink + length)
         assert np.allclose(arrays["received"].astype(float).sum(-1), length, rtol=2e-3)
-    dims = run.dims("attention", part=0)
+    dims = run.dims("attention", sample=0)
     assert (dims["received"], dims["positions"]) == (("step", "layer", "head", "key"), ("step",))
 
     tokens = run.table("tokens")

@@ -30,7 +30,7 @@ def eager_maps(loaded, ids):
 
 
 def arrays_of(run):
-    arrays = run.arrays("attention", part=0)
+    arrays = run.arrays("attention", sample=0)
     return {key: array.astype(np.float32) for key, array in arrays.items()}
 
 
@@ -163,7 +163,7 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path):
     edited = replace(plain, edits=("block_keys:keys=top:k=2,scores=last_row",), mask_sinks=())
     run = traced(loaded, tmp_path / "edited", edited)
     assert written(run) == texts["token_ids"][1].tolist()
-    received = np.nan_to_num(run.array("attention", "received", part=0).astype(np.float32))
+    received = np.nan_to_num(run.array("attention", "received", sample=0).astype(np.float32))
     rows = np.diff(received, axis=0)
     removals = run.table("removals")
     assert removals["keys"].tolist() == [2] * (4 * 2 * 4)
@@ -206,7 +206,7 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
     assert run.table("steps")["step"].tolist() == [0, 1, 2, 3, 4]
     prompt = len(loaded.tokenizer(PROMPT)["input_ids"])
     lengths = np.isfinite(
-        run.array("attention", "received", part=0)[:, 0, 0].astype(np.float32)
+        run.array("attention", "received", sample=0)[:, 0, 0].astype(np.float32)
     ).sum(-1)
     assert lengths.tolist() == [prompt + step for step in range(5)], (
         "the clean pass left nothing in the cache"

@@ -18,8 +18,8 @@ QUICK = StudySettings(
 )
 
 
-def received(run, part=0):
-    return run.array("attention", "received", part=part).astype(np.float32)
+def received(run, sample=0):
+    return run.array("attention", "received", sample).astype(np.float32)
 
 
 @pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
@@ -34,7 +34,7 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
         "block_keys:keys=top:k=2",
         "block_keys:keys=positions:positions=1,when=now",
     ]
-    assert run.parts("removals") == (0, 1)
+    assert run.has("removals", 1)
     removals = run.table("removals")
     columns = "sample forward edit layer head row keys held removed overlap key_list"
     assert {*columns.split()} <= {*removals.columns}

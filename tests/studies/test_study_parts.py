@@ -53,6 +53,7 @@ def breaking(whole, times):
 
 
 def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(observation, "SAMPLES", 1)
     heard = Heard()
     whole = contents(study(tiny_loaded(1), tmp_path / "whole", SETTINGS, progress=heard))
     # 3 samples, each written twice in 6 steps; the control reads one canvas of each
@@ -67,8 +68,8 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
         study(tiny_loaded(1), path, SETTINGS)
     run = open_run(path)
     assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
-    assert run.parts("generations") == (0,)
-    assert run.arrays("attention", part=0)["received"].shape[0] == 6
+    assert run.samples == (0,)
+    assert run.arrays("attention", sample=0)["received"].shape[0] == 6
     said = []
     study(tiny_loaded(1), path, SETTINGS, resume=True, progress=said.append)
     assert sum("under observation" in text for text in said) == 2
@@ -107,17 +108,18 @@ def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, m
     monkeypatch.setattr(
         observation,
         "follow_together",
-        lambda tasks, some, *given: together.append(len(some)) or own(tasks, some, *given),
+        lambda tasks, *given: together.append(len(tasks)) or own(tasks, *given),
     )
+    monkeypatch.setattr(observation, "SAMPLES", 4)
     whole = contents(study(tiny_loaded(1), tmp_path / "whole", settings))
     # the fifth has nobody beside it
-    assert together == [4, 1]
+    assert together == [4]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(observation, "_tokens", breaking(observation._tokens, 3))
+        patch.setattr(observation, "_tokens", breaking(observation._tokens, 5))
         study(tiny_loaded(1), tmp_path / "run", settings)
-    assert open_run(tmp_path / "run").parts("generations") == (0, 1)
+    assert open_run(tmp_path / "run").samples == (0, 1, 2, 3)
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
-    assert together == [4, 1, 4, 4, 1]
+    assert together == [4, 4]
     assert difference(tmp_path / "run", whole) == ""
 
 
@@ -141,9 +143,9 @@ ALONE = {
 @pytest.mark.parametrize("why", ALONE)
 def test_other_texts_are_written_alone(why):
     quick = StudySettings(prompts=FULL, new_tokens=6)
-    for settings, beside in ((quick, [0, 1, 2, 3]), (replace(quick, **ALONE[why]), [1])):
+    for settings, together in ((quick, True), (replace(quick, **ALONE[why]), False)):
         plan = observation.prepare(tiny_loaded(1, context=256), settings, Progress())
-        assert observation.companions(plan.tasks, 1) == beside
+        assert observation.in_one_batch(plan.tasks) is together
 
 
 @pytest.mark.ring("extras")
@@ -154,13 +156,13 @@ def test_a_text_in_a_batch_is_what_it_is_alone(sink, shift, tmp_path, monkeypatc
         prompts=FULL, new_tokens=4, block_length=2, statistics=("all",), layers=(1,), every=2
     )
     batch = open_run(study(loaded, tmp_path / "batch", settings))
-    monkeypatch.setattr(observation, "TOGETHER", 1)
+    monkeypatch.setattr(observation, "POSITIONS", 1)
     alone = open_run(study(loaded, tmp_path / "alone", settings))
     assert batch.tables == alone.tables
     for name in alone.tables:
         pd.testing.assert_frame_equal(batch.table(name), alone.table(name), rtol=1e-4, atol=1e-5)
-    for part in alone.parts("attention"):
-        ours, theirs = (run.arrays("attention", part=part) for run in (batch, alone))
+    for sample in alone.samples:
+        ours, theirs = (run.arrays("attention", sample) for run in (batch, alone))
         assert ours.keys() == theirs.keys()
         for name, one in theirs.items():
             # stored as float16

@@ -82,9 +82,9 @@ def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
     loaded = tiny_loaded(sink, logit_shift=shift)
     run = traced(loaded, "run", QUICK)
     arrays = {
-        key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()
+        key: array.astype(np.float32) for key, array in run.arrays("attention", sample=0).items()
     }
-    dims = run.dims("attention", part=0)
+    dims = run.dims("attention", sample=0)
     assert dims["main_by_state"] == ("step", "state", "layer", "head")
     assert dims["received_by_state"] == ("step", "state", "layer", "head", "key")
     for step in (0, 2):
@@ -132,7 +132,7 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
     assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
     assert plain.table("generations").equals(part.table("generations"))
     # a step whose map is kept is recorded too
-    steps = part.array("attention", "step_number", part=0)
+    steps = part.array("attention", "step_number", sample=0)
     assert steps.tolist() == [0, 2, 3]
     assert part.table("tokens")["step"].unique().tolist() == [0, 2, 3]
     assert part.table("steps")["step"].tolist() == [0, 1, 2, 3]
@@ -146,18 +146,18 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
     }
     for name, (layer_axis, head_axis) in axes.items():
         chosen = (
-            plain.array("attention", name, part=0)[steps]
+            plain.array("attention", name, sample=0)[steps]
             .take([1], layer_axis)
             .take([1, 3], head_axis)
         )
         assert np.array_equal(
-            part.array("attention", name, part=0), chosen, equal_nan=chosen.dtype.kind == "f"
+            part.array("attention", name, sample=0), chosen, equal_nan=chosen.dtype.kind == "f"
         ), name
-    assert part.array("attention", "value_norm", part=0).shape[:2] == (3, 1)
+    assert part.array("attention", "value_norm", sample=0).shape[:2] == (3, 1)
 
-    maps = part.arrays("maps", part=0)
+    maps = part.arrays("maps", sample=0)
     assert sorted(maps) == ["step0-layer1-head1", "step3-layer0-head2"]
-    assert part.dims("maps", part=0)["step3-layer0-head2"] == (
+    assert part.dims("maps", sample=0)["step3-layer0-head2"] == (
         "query_step3-layer0-head2",
         "key_step3-layer0-head2",
     )
@@ -166,7 +166,7 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
 
 
 def test_only_steps_records_these_alone(bare):
-    arrays = bare.arrays("attention", part=0)
+    arrays = bare.arrays("attention", sample=0)
     assert arrays["step_number"].tolist() == [1, 3]
     assert sorted(arrays) == ["positions", "received", "step_number", "visible"]
 
@@ -176,7 +176,7 @@ def test_under_a_cache_the_queries_that_ran_are_known():
     run = traced(loaded, "run", replace(QUICK, cache="dual"))
     prompt = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"])
     assert run.table("steps")["queries"].tolist() == [prompt + 8, 4, prompt + 8, 4]
-    arrays = run.arrays("attention", part=0)
+    arrays = run.arrays("attention", sample=0)
     assert arrays["positions"].tolist() == [prompt + 8] * 4
     assert np.allclose(arrays["received"].astype(float).sum(-1)[1], 4, atol=0.01)
     # a block alone holds no prompt
@@ -189,7 +189,7 @@ def test_under_a_cache_the_queries_that_ran_are_known():
 def test_guidance_is_watched_where_it_reads_the_prompt():
     run = traced(tiny_loaded(), "run", replace(QUICK, cfg_scale=1.5))
     ids, _ = step_of(run, 2)
-    received = run.array("attention", "received", part=0)[2].astype(np.float32)
+    received = run.array("attention", "received", sample=0)[2].astype(np.float32)
     assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
 
 
@@ -247,7 +247,7 @@ def test_the_tables_tell_states_apart_and_massive_activations(sink, layers):
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
     run = traced(loaded, "run", settings)
     arrays = {
-        name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()
+        name: array.astype(np.float64) for name, array in run.arrays("attention", sample=0).items()
     }
     recorded = list(layers) or [0, 1]
     states, massive = run.table("states"), run.table("massive_activations")
@@ -321,13 +321,13 @@ def test_a_report_reads_what_masked_queries_give(bare):
     run = traced(tiny_loaded(2), "run", settings)
     (shown,) = as_shown(run, received="received_from_masked")
     sample = shown.samples[0]
-    received = run.array("attention", "received_from_masked", part=0).astype(np.float32)
+    received = run.array("attention", "received_from_masked", sample=0).astype(np.float32)
     there_T = np.array([(step_of(run, step)[1] == 0).sum() >= 8 for step in range(8)])
     assert there_T.sum() == 5
     sinks = find_sinks(
         received[there_T],
         DEFAULT,
-        run.array("attention", "visible", part=0)[there_T][:, None, None],
+        run.array("attention", "visible", sample=0)[there_T][:, None, None],
     )
     events_TK = sample.facts["events_TK"]
     assert sinks.any() and np.array_equal(events_TK[there_T], sinks.sum((1, 2)))
@@ -337,7 +337,7 @@ def test_a_report_reads_what_masked_queries_give(bare):
     assert facts["added_share"].tolist() == pytest.approx(
         (
             received[there_T][..., :2].sum(-1).mean((0, 2))
-            / run.array("attention", "positions", part=0)[0]
+            / run.array("attention", "positions", sample=0)[0]
         ).tolist()
     )
     assert "of masked queries alone" in shown.rule_words
@@ -356,7 +356,7 @@ def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
     forwards = [run.info.model["forward"] for run in (plain, exact, edited)]
     assert forwards == [FAST, OWN, OWN]
     assert plain.table("tokens").equals(exact.table("tokens"))
-    ours, theirs = (run.arrays("attention", part=0) for run in (plain, exact))
+    ours, theirs = (run.arrays("attention", sample=0) for run in (plain, exact))
     assert ours.keys() == theirs.keys()
     for name, one in ours.items():
         # stored as float16
@@ -384,7 +384,7 @@ def test_facts_of_a_recording_are_those_of_its_arrays_bit_for_bit(how):
         assert len(written) > 40
         for name in written:
             np.testing.assert_array_equal(written[name], derived[name], err_msg=name)
-        table = run.table("facts", part=sample.index)
+        table = run.table("facts", sample=sample.index)
         narrow = derived["share"].astype(np.float16).ravel()
         np.testing.assert_array_equal(table["share"], narrow)
         assert (table["position"] == table["key"] - sample.added).all()

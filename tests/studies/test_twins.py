@@ -55,7 +55,7 @@ def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]
     loaded, settings = make(), replace(QUICK, twin=False, **changes)
     run, plan = traced(loaded, tmp_path / "run", settings), prepare(loaded, settings, Progress())
-    before = run.arrays("attention", part=0)
+    before = run.arrays("attention", sample=0)
     again = twins.retraced(plan.tasks[0], run.table("tokens"), plan.selection).arrays()
     assert before.keys() == again.keys()
     for name, array in before.items():
@@ -82,16 +82,16 @@ def test_both_twins_stand_beside_the_run(two):
     assert len(hashes) == 3
     assert "twin" not in two.info.settings, "what costs little may be added later"
     for kind in table["twin"]:
-        assert two.parts(f"attention-{kind}") == two.parts("attention") == (0, 1)
+        assert two.has(f"attention-{kind}", 1)
         for part in (0, 1):
             ours, theirs = (
-                two.arrays("attention", part=part),
-                two.arrays(f"attention-{kind}", part=part),
+                two.arrays("attention", sample=part),
+                two.arrays(f"attention-{kind}", sample=part),
             )
             assert {name: one.shape for name, one in ours.items()} == {
                 name: one.shape for name, one in theirs.items()
             }
-            assert two.dims(f"attention-{kind}", part=part) == two.dims("attention", part=part)
+            assert two.dims(f"attention-{kind}", sample=part) == two.dims("attention", sample=part)
             for name in ("visible", "positions", "step_number"):
                 assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
             assert not np.allclose(ours["received"], theirs["received"], atol=0.05)
@@ -164,12 +164,12 @@ def test_a_trace_without_options_has_a_control_of_its_first_answer(tmp_path, cas
     run = traced(loaded, tmp_path / "run", settings)
     assert_same(loaded, before)
     table = run.table("control")
-    steps = run.table("tokens", part=0)["step"].unique()
+    steps = run.table("tokens", sample=0)["step"].unique()
     read = {"causal": steps[-1:], "causal, whole": steps[-1:]}.get(case, steps[::-8][::-1])
     if case in ("cached", "edited"):
         read = steps[: len(read)]
     assert (table["steps"] == len(read)).all()
-    arrays = run.arrays("attention", part=0)
+    arrays = run.arrays("attention", sample=0)
     at = np.isin(arrays["step_number"], read)
     weight = mean_weight(arrays["received"][at], arrays["visible"][at][:, None, None])
     assert table["strongest"][0] == pytest.approx(np.nanmean(np.fmax.reduce(weight, -1)))

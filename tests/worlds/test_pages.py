@@ -10,7 +10,7 @@ import pandas as pd
 import planted
 import pytest
 
-from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.studies.curve.verdicts import MaskingCurve, judged
 
@@ -30,7 +30,8 @@ def study_of(path, received_NTS, classes_NTS, **tables):
         "visible": ("step", "key"),
         "positions": ("step",),
     }
-    with RunWriter(path, kind="study", model=model, settings={"steps": steps}, seed=0) as run:
+    how = {"kind": "study", "model": model, "settings": {"steps": steps}, "seed": 0}
+    with RunWriter(path, **how, samples=len(received_NTS)) as run:
         for sample, (received_TS, classes_TS) in enumerate(
             zip(received_NTS, classes_NTS, strict=True)
         ):
@@ -41,7 +42,6 @@ def study_of(path, received_NTS, classes_NTS, **tables):
                 "positions": np.full(steps, length, np.float32),
                 "step_number": np.arange(steps, dtype=np.int32),
             }
-            run.arrays("attention", arrays, dims | {"step_number": ("step",)}, part=sample)
             step, position = (index.ravel() for index in np.indices((steps, length)))
             tokens = {"sample": np.full(len(step), sample), "step": step, "position": position}
             tokens |= {
@@ -53,7 +53,8 @@ def study_of(path, received_NTS, classes_NTS, **tables):
                 "special": [""] * len(step),
                 "template": [False] * len(step),
             }
-            run.table("tokens", tokens, part=sample)
+            attention = Arrays(arrays, dims | {"step_number": ("step",)})
+            run.write(sample, {sample: Contents({"tokens": tokens}, {"attention": attention})})
         for name, columns in tables.items():
             run.table(name, columns)
     return as_studies(open_run(path))[0]

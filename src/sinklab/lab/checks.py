@@ -183,7 +183,7 @@ def check_study(name: str) -> None:
         run = open_run(study(loaded, Path(place, "run")))
         before = {one: run.table(one) for one in run.tables}
         assert before, "it writes no table"
-        for _, file in run.info.all_files():
+        for file in run.info.files:
             (run.path / file).write_bytes(b"lost")
         again = open_run(study(loaded, run.path, resume=True))
         for one, table in before.items():

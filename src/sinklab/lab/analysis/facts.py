@@ -50,6 +50,12 @@ PLACES = (*STATES, "sink")
 NORMS = {"value_norm": "norm", "key_norm": "key_norm"}
 """recorded lengths of vectors -> their names among the facts"""
 
+FACTS, FACTS_TABLE = "measures", "facts"
+"""file of arrays, and table by step, layer and head, that hold the facts of a recording"""
+DRAWN = {"received", "received_by_state", "main_by_state", "output_norm", "noop_bound"}
+DRAWN |= {"visible", "positions", "step_number", "value_norm", "share_by_state"}
+"""arrays that figures of their own show, or that give the steps and numbers of queries of others"""
+
 _HEAD, _LAYER, _KEY = ("step", "layer", "head"), ("layer",), ("step", "key")
 _SUM = ("sum", "layer")
 SUMMED = (*WIDE[1:5], "alike", "score", *(f"share_{state}" for state in STATES))
@@ -129,6 +135,28 @@ def facts(
     exists_TK = ~np.isnan(share_TLK).all(1)
     here_TL = (found["main"] >= 0).sum(2)
     return found | _by_state(arrays, states_TS, events_TLK, share_TLK, here_TL, exists_TK, added)
+
+
+def others(dims: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Recorded statistics, of these axes, that no figure of its own shows."""
+    return [
+        name for name, axes in dims.items() if name not in DRAWN and {"step", "layer"} <= {*axes}
+    ]
+
+
+def means(
+    arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]]
+) -> dict[str, np.ndarray]:
+    """(T, L) mean of each of `others` over all its other axes, as facts ("mean drift"); NaN is left
+    out.
+    """
+    found = {}
+    for name in others(dims):
+        values = np.moveaxis(arrays[name], dims[name].index("layer"), 1).astype(float)
+        values_TLX = values.reshape(*values.shape[:2], -1)
+        count_TL = (~np.isnan(values_TLX)).sum(2)
+        found[f"mean {name}"] = np.asarray(ratio(np.nansum(values_TLX, axis=2), count_TL))
+    return found
 
 
 def rules_beside(rule: Rule) -> dict[str, Rule]:

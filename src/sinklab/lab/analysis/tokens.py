@@ -25,6 +25,10 @@ format too
 AGES = ("masked", "just committed", "committed", "prompt")
 """age of a position as of a step: "just committed" was masked at the step before"""
 
+MASK = "[MASK]"
+ADDED = "added sink"
+"""labels of a masked position, and of the columns of added sinks"""
+
 # Role of a token id, as the tokens table has it, to its class.
 _ROLES = {name: name for name in ("mask", "bos", "eos", "template", "image", "sink")}
 _ROLES |= {"eot": "eos", "pad": "special", "other": "special"}

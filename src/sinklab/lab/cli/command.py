@@ -148,7 +148,7 @@ class StudyCommand(Command):
             "inputs": self.takes_prompts,
             "model": study.model != "",
             "reading": study.model != "",
-            "resume": (study.parts or study.shards) and not study.keeps,
+            "resume": study.shards and not study.keeps,
             "shard": study.shards,
         }
         return {"study", "group", "prompts"} | {name for name, is_in in shown.items() if not is_in}

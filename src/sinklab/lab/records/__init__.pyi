@@ -7,6 +7,8 @@ from .reading import lost_files as lost_files
 from .reading import open_run as open_run
 from .storage import RUN_FILE as RUN_FILE
 from .storage import SCHEMA as SCHEMA
+from .storage import Arrays as Arrays
+from .storage import Contents as Contents
 from .storage import weights_hash as weights_hash
 from .storage import write_beside as write_beside
 from .writing import RunWriter as RunWriter

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Collection, Iterator
@@ -12,9 +13,25 @@ from typing import Any, Self
 from safetensors import SafetensorError
 
 from sinklab.lab.files import read_json
-from sinklab.lab.records.storage import KINDS, RUN_FILE, SCHEMA, TABLES, Kind, write_text
+from sinklab.lab.records.storage import RUN_FILE, SCHEMA, Kind, write_text
 
+_FILE = re.compile(r"[a-z0-9][a-z0-9_-]*\.(parquet|safetensors)")
+_PART = re.compile(r"-(\d{4,})\.\w+")
+"""End of the name of a file that belongs to a part."""
 STATUSES = ("running", "complete", "interrupted")
+
+
+def part_of(file: str) -> int | None:
+    """The number of the part that a file belongs to; None if it belongs to none."""
+    found = _PART.search(file)
+    if found is None:
+        return None
+    return int(found[1])
+
+
+def _count(samples: int, part_size: int) -> int:
+    """Number of parts."""
+    return -(-samples // part_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,32 +56,42 @@ class RunInfo:
     """"running" (or killed), "complete" or "interrupted" """
     error: str | None = None
     """error that interrupted the run"""
-    tables: list[str] = dataclasses.field(default_factory=list)
-    """names of the tables"""
-    arrays: list[str] = dataclasses.field(default_factory=list)
-    """names of the files of dense arrays"""
-    parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    """numbers of the parts of tables and arrays written in parts, by name with suffix
-    ("tokens.parquet")
-    """
-    checksums: dict[str, str] = dataclasses.field(default_factory=dict)
-    """SHA-256 of each file, by its path in the folder"""
+    samples: int = 0
+    """samples of a run that is written in parts; 0 of one that is written whole"""
+    part_size: int = 1
+    """samples of a part: part p holds those from p times this on"""
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of each table and file of arrays, by its name in the folder"""
+    others: dict[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of each file that was written by other means, by its path in the folder"""
 
-    def files(self, kind: Kind, name: str) -> list[str]:
-        """The files of one table or of one name of arrays, in the order of their parts."""
-        return [kind.file(name, part) for part in self.parts.get(kind.file(name), [None])]
+    @property
+    def parts(self) -> list[int]:
+        """Numbers of the parts that are there."""
+        numbers = {part_of(file) for file in self.files}
+        return sorted(number for number in numbers if number is not None)
 
-    def all_files(self) -> Iterator[tuple[Kind, str]]:
-        """Every file that the run lists."""
-        for kind in KINDS:
-            for name in self.names(kind):
-                yield from ((kind, file) for file in self.files(kind, name))
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the parts that are not there."""
+        return sorted({*range(_count(self.samples, self.part_size))}.difference(self.parts))
+
+    def part(self, number: int) -> range:
+        """The samples of a part."""
+        first = number * self.part_size
+        return range(first, min(first + self.part_size, self.samples))
 
     def names(self, kind: Kind) -> list[str]:
         """Names of the tables, or of the files of arrays."""
-        if kind is TABLES:
-            return self.tables
-        return self.arrays
+        files = [file for file in self.files if file.endswith(kind.suffix)]
+        names = (_PART.sub("", file).removesuffix(kind.suffix) for file in files)
+        return [*dict.fromkeys(names)]
+
+    def of(self, kind: Kind, name: str) -> list[str]:
+        """The files of one table or of one name of arrays, in the order of their parts."""
+        numbers: list[int | None] = [None, *self.parts]
+        files = [kind.file(name, number) for number in numbers]
+        return [file for file in files if file in self.files]
 
     def without(self, lost: Collection[str]) -> Self:
         """This info without these files: without the parts that they belong to, in all tables and
@@ -72,32 +99,16 @@ class RunInfo:
         """
         if not lost:
             return self
-        names = [(kind, name) for kind in KINDS for name in self.names(kind)]
-        gone = {
-            part
-            for kind, name in names
-            for part in self.parts.get(kind.file(name), ())
-            if kind.file(name, part) in lost
-        }
-        left = {
-            key: [part for part in numbers if part not in gone]
-            for key, numbers in self.parts.items()
-        }
-        parts = {key: numbers for key, numbers in left.items() if numbers}
-        kept: dict[str, Any] = {
-            kind.listed: [one for of, one in names if of is kind and kind.file(one) in parts]
-            for kind in KINDS
-        }
-        found = dataclasses.replace(self, **kept, parts=parts)
-        files = {file for _, file in found.all_files()}
-        return dataclasses.replace(
-            found, checksums={file: one for file, one in self.checksums.items() if file in files}
-        )
+        left = {*self.parts} - {part_of(file) for file in lost}
+        files = {file: one for file, one in self.files.items() if part_of(file) in left}
+        return dataclasses.replace(self, files=files, others={})
 
     def save(self, folder: Path) -> None:
         """Write the run.json of ``folder``."""
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-        write_text(folder / RUN_FILE, text)
+        fields = dataclasses.asdict(self)
+        for name in ("files", "others"):
+            fields[name] = dict(sorted(fields[name].items()))
+        write_text(folder / RUN_FILE, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
 
 
 ALL_QUERIES = "all queries"
@@ -152,28 +163,26 @@ def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
             hint = typing.get_origin(hint) or hint
         if not isinstance(raw[name], hint):
             yield name
-    for kind in KINDS:
-        names = raw[kind.listed]
-        # a name with a path in it would lead out of the folder
-        plain = all(isinstance(name, str) and name == Path(name).name for name in names)
-        if not plain or {"", ".", ".."} & {*names} or len({*names}) < len(names):
-            yield kind.listed
     if raw["status"] not in STATUSES:
         yield "status"
-    known = {kind.file(name) for kind in KINDS for name in raw[kind.listed]}
-    if not raw["parts"].keys() <= known:
-        yield "parts"
-    for numbers in raw["parts"].values():
-        are_numbers = isinstance(numbers, list) and all(
-            type(one) is int and one >= 0 for one in numbers
-        )
-        if not are_numbers or not numbers or numbers != sorted({*numbers}):
-            yield "parts"
-    for file, checksum in raw["checksums"].items():
-        # they are read when a run goes on: a path that leads out of the folder is none of ours
-        places = Path(file).parts
-        if not places or {"..", "/"} & {*places} or not isinstance(checksum, str):
-            yield "checksums"
+    if raw["samples"] < 0 or raw["part_size"] < 1:
+        yield "samples"
+    count = _count(raw["samples"], raw["part_size"])
+    numbers = {part_of(file) for file in raw["files"]} - {None}
+    if any(number is not None and number >= count for number in numbers):
+        yield "files"
+    if raw["status"] == "complete" and len(numbers) < count:
+        # parts are lacking
+        yield "status"
+    for name in ("files", "others"):
+        for file, checksum in raw[name].items():
+            # a name that leads out of the folder is none of ours
+            places = Path(file).parts
+            is_inside = places and not {"..", "/"} & {*places}
+            if name == "files":
+                is_inside = _FILE.fullmatch(file)
+            if not is_inside or not isinstance(checksum, str):
+                yield name
 
 
 @contextlib.contextmanager

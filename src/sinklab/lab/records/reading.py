@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from sinklab.core.errors import near
 from sinklab.lab.files import from_json
@@ -19,7 +18,6 @@ from sinklab.lab.records.info import RunInfo, read_info, undamaged
 from sinklab.lab.records.storage import (
     ARRAYS,
     DIMS_KEY,
-    KINDS,
     RUN_FILE,
     TABLES,
     Kind,
@@ -32,11 +30,20 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+LARGE = 1 << 20
+"""Bytes of a table from which on several threads read it."""
+REMEDY = (
+    "Restore it, or repeat the command of the run with --resume, which writes again what is "
+    "damaged."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run folder, open for reading; nothing is kept in memory.
 
-    Each file is held against its checksum when it is first read (`as_written`).
+    A table or file of arrays is written whole, or in parts of some samples; then ``sample`` chooses
+    one. Each file is held against its checksum when it is first read (`as_written`).
     """
 
     path: Path
@@ -47,120 +54,117 @@ class Run:
     @property
     def tables(self) -> tuple[str, ...]:
         """Names that ``table`` knows."""
-        return tuple(self.info.tables)
+        return tuple(self.info.names(TABLES))
 
     @property
     def array_files(self) -> tuple[str, ...]:
         """Names that ``arrays``, ``dims`` and ``to_xarray`` know."""
-        return tuple(self.info.arrays)
+        return tuple(self.info.names(ARRAYS))
 
-    def parts(self, name: str) -> tuple[int, ...]:
-        """Numbers of the parts of the table or arrays ``name``; empty if it is written whole."""
-        for kind in KINDS:
-            if name in self.info.names(kind):
-                return tuple(self.info.parts.get(kind.file(name), ()))
-        raise self._unknown(name, (*self.tables, *self.array_files), "table or file of arrays")
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Numbers of the samples that are there; none of a run that is written whole."""
+        return tuple(sample for part in self.info.parts for sample in self.info.part(part))
 
-    def table(self, name: str, part: int | None = None) -> pd.DataFrame:
-        """The table ``name``, its parts joined in order, or one part of it.
+    def has(self, name: str, sample: int) -> bool:
+        """Whether there are a table or arrays of this name of a sample."""
+        part = sample // self.info.part_size
+        if TABLES.file(name, part) in self.info.files:
+            return True
+        if ARRAYS.file(name, part) not in self.info.files:
+            return False
+        with self._opened(name, sample) as (_, keys):
+            return bool(keys)
 
-        Raises ValueError for an unknown name or part, and for a damaged file.
+    def table(self, name: str, sample: int | None = None) -> pd.DataFrame:
+        """The table ``name``, its parts joined in order, or its rows of one sample.
+
+        Raises ValueError for an unknown name or sample, and for a damaged file.
         """
         import pandas as pd
 
+        files = self._files(TABLES, name, sample)
+        rows = None
+        if sample is not None:
+            rows = [("sample", "==", sample)]
         frames = []
-        for path in self._files(TABLES, name, part):
+        for path in files:
             with undamaged(path, REMEDY):
                 # threads wait for one another longer than they read a small table
-                frame = pd.read_parquet(path, use_threads=path.stat().st_size > LARGE)
-            frames.append(frame)
+                threads = path.stat().st_size > LARGE
+                frames.append(pd.read_parquet(path, use_threads=threads, filters=rows))
         if len(frames) == 1:
             return frames[0]
         return pd.concat(frames, ignore_index=True)
 
-    def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
-        """The arrays of file ``name`` (of one part of it), as stored: floats are usually float16,
+    def arrays(self, name: str, sample: int | None = None) -> dict[str, np.ndarray]:
+        """The arrays of file ``name`` (of one sample of it), as stored: floats are usually float16,
         widen before summing.
 
-        Raises ValueError for an unknown name or part, a file in parts without ``part``, and a
+        Raises ValueError for an unknown name or sample, a file in parts without ``sample``, and a
         damaged file.
         """
-        path = self._array_file(name, part)
-        with undamaged(path, REMEDY):
-            return load_file(path)
+        with self._opened(name, sample) as (handle, keys):
+            return {key: handle.get_tensor(place) for key, place in keys.items()}
 
-    def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
+    def array(self, name: str, key: str, sample: int | None = None) -> np.ndarray:
         """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an
         unknown key.
         """
-        with self._opened(name, key, part) as handle:
-            return handle.get_tensor(key)
-
-    def shape(self, name: str, key: str, part: int | None = None) -> tuple[int, ...]:
-        """Shape of one array of a file, which is not read."""
-        with self._opened(name, key, part) as handle:
-            return tuple(handle.get_slice(key).get_shape())
-
-    def rows(
-        self, name: str, key: str, part: int | None, spans: Iterable[slice]
-    ) -> Iterator[np.ndarray]:
-        """Read an array in pieces, some places of its first axis after the others, each read when
-        it is asked for.
-        """
-        with self._opened(name, key, part) as handle:
-            rows = handle.get_slice(key)
-            for span in spans:
-                yield rows[span]
-
-    @contextmanager
-    def _opened(self, name: str, key: str, part: int | None) -> Iterator[Any]:
-        path = self._array_file(name, part)
-        with undamaged(path, REMEDY), safe_open(path, framework="numpy") as handle:
-            keys = sorted(handle.keys())
+        with self._opened(name, sample) as (handle, keys):
             if key in keys:
-                yield handle
-                return
-        raise self._unknown(key, keys, f"array in {path.name}")
+                return handle.get_tensor(keys[key])
+        raise self._unknown(key, [*keys], f"array in {name}")
 
-    def dims(self, name: str, part: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Names of the axes of each array of file ``name`` (of one part of it)."""
-        path = self._array_file(name, part)
-        with undamaged(path, REMEDY):
-            return _read_dims(path)
+    def shape(self, name: str, key: str, sample: int | None = None) -> tuple[int, ...]:
+        """Shape of one array of a file, which is not read."""
+        with self._opened(name, sample) as (handle, keys):
+            return tuple(handle.get_slice(keys[key]).get_shape())
 
-    def to_xarray(self, name: str, part: int | None = None) -> xr.Dataset:
-        """The arrays of file ``name`` (of one part of it) with the names of their axes.
+    def dims(self, name: str, sample: int | None = None) -> dict[str, tuple[str, ...]]:
+        """Names of the axes of each array of file ``name`` (of one sample of it)."""
+        with self._opened(name, sample) as (handle, keys):
+            noted = _dims(handle)
+            return {key: noted[key] for key in keys}
+
+    def to_xarray(self, name: str, sample: int | None = None) -> xr.Dataset:
+        """The arrays of file ``name`` (of one sample of it) with the names of their axes.
 
         Raises ValueError like `arrays`.
         """
         import xarray as xr
 
-        dims = self.dims(name, part)
-        arrays = self.arrays(name, part)
+        dims = self.dims(name, sample)
+        arrays = self.arrays(name, sample)
         return xr.Dataset({key: (dims[key], array) for key, array in arrays.items()})
 
-    def _array_file(self, name: str, part: int | None) -> Path:
-        parts = self.info.parts.get(ARRAYS.file(name))
-        if part is None and parts is not None:
+    @contextmanager
+    def _opened(self, name: str, sample: int | None) -> Iterator[tuple[Any, dict[str, str]]]:
+        """A file of arrays, open, and the keys of its arrays (of one sample) in it."""
+        files = self._files(ARRAYS, name, sample)
+        if sample is None and files[0].name != ARRAYS.file(name):
             raise ValueError(
-                f"{name!r} of {self.path} is written in parts, which may differ in shape: read one "
-                f"of {_shown(parts)}, e.g. part={parts[0]}."
+                f"{name!r} of {self.path} is written in parts, and samples may differ in shape: "
+                f"read one of {_shown(self.samples)}, e.g. sample={self.samples[0]}."
             )
-        return self._files(ARRAYS, name, part)[0]
+        with undamaged(files[0], REMEDY), safe_open(files[0], framework="numpy") as handle:
+            head = "" if sample is None else f"{sample}/"
+            stored = [key for key in sorted(handle.keys()) if key.startswith(head)]
+            yield handle, {key.removeprefix(head): key for key in stored}
 
-    def _files(self, kind: Kind, name: str, part: int | None) -> list[Path]:
+    def _files(self, kind: Kind, name: str, sample: int | None) -> list[Path]:
         known = self.info.names(kind)
         if name not in known:
             raise self._unknown(name, known, kind.what)
-        parts = self.info.parts.get(kind.file(name), [])
-        if part is not None and part not in parts:
-            there = "is written whole"
-            if parts:
-                there = f"has the parts {_shown(parts)}"
-            raise ValueError(f"{self.path} has no part {part} of {name!r}, which {there}.")
-        files = [kind.file(name, part)]
-        if part is None:
-            files = self.info.files(kind, name)
+        files = self.info.of(kind, name)
+        if sample is not None:
+            file = kind.file(name, sample // self.info.part_size)
+            if file not in files or sample not in self.samples:
+                there = "is written whole"
+                if self.samples:
+                    there = f"has the samples {_shown(self.samples)}"
+                raise ValueError(f"{self.path} has no sample {sample} of {name!r}, which {there}.")
+            files = [file]
         return [as_written(self.path, self.info, file) for file in files]
 
     def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
@@ -170,11 +174,11 @@ class Run:
         )
 
 
-def _shown(parts: list[int]) -> str:
+def _shown(numbers: Sequence[int]) -> str:
     """Numbers as a short text: 0–29, or those there are."""
-    if len(parts) > 2 and parts == list(range(parts[0], parts[-1] + 1)):
-        return f"{parts[0]}–{parts[-1]}"
-    return ", ".join(map(str, parts))
+    if len(numbers) > 2 and [*numbers] == [*range(numbers[0], numbers[-1] + 1)]:
+        return f"{numbers[0]}–{numbers[-1]}"
+    return ", ".join(map(str, numbers))
 
 
 def open_run(path: str | Path) -> Run:
@@ -194,17 +198,9 @@ def open_run(path: str | Path) -> Run:
         )
     _refuse_link(info_path)
     run = Run(folder, read_info(info_path))
-    for kind, file in run.info.all_files():
-        _check(kind, folder / file)
+    for file in run.info.files:
+        _check(folder / file)
     return run
-
-
-LARGE = 1 << 20
-"""Bytes of a table from which on several threads read it."""
-REMEDY = (
-    "Restore it, or repeat the command of the run with --resume, which writes again what is "
-    "damaged."
-)
 
 
 def as_written(folder: Path, info: RunInfo, file: str) -> Path:
@@ -220,16 +216,11 @@ def as_written(folder: Path, info: RunInfo, file: str) -> Path:
     path = folder / file
     _refuse_link(path)
     with undamaged(path, REMEDY):
-        if file in info.checksums and not _is_as_noted(folder, info, file):
+        found = _hash_of(path)
+        # the run may have gone on since it was opened
+        if found != info.files[file] and found != read_info(folder / RUN_FILE).files.get(file):
             raise ValueError(f"its SHA-256 is not the one that {RUN_FILE} has")
     return path
-
-
-def _is_as_noted(folder: Path, info: RunInfo, file: str) -> bool:
-    if _hash_of(folder / file) == info.checksums[file]:
-        return True
-    # the run may have gone on since it was opened
-    return read_info(folder / RUN_FILE).checksums.get(file) == _hash_of(folder / file)
 
 
 def _hash_of(path: Path) -> str:
@@ -254,7 +245,7 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _check(kind: Kind, path: Path) -> None:
+def _check(path: Path) -> None:
     """Look at the ends of a file. Raises ValueError for one that is missing, a link, truncated or
     unreadable.
     """
@@ -265,38 +256,40 @@ def _check(kind: Kind, path: Path) -> None:
         if not path.is_file():
             # to open a pipe would wait for ever
             raise FileNotFoundError
-        if kind is TABLES:
+        if path.suffix == TABLES.suffix:
             pq.read_metadata(path)
         else:
-            _read_dims(path)
+            with safe_open(path, framework="numpy") as handle:
+                _dims(handle)
+
+
+def _dims(handle: Any) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of the arrays of a file. Raises ValueError if they do not fit the arrays of
+    a sample.
+    """
+    noted = from_json((handle.metadata() or {})[DIMS_KEY], dict)
+    samples: dict[str, dict[str, np.ndarray]] = {}
+    for key in handle.keys():  # noqa: SIM118 (no mapping)
+        sample, _, name = key.rpartition("/")
+        # of its shape, without memory
+        array = np.broadcast_to(0, handle.get_slice(key).get_shape())
+        samples.setdefault(sample, {})[name] = array
+    found = {}
+    for arrays in samples.values():
+        found |= checked_dims(arrays, {name: noted[name] for name in arrays})
+    return found
 
 
 def lost_files(folder: Path, info: RunInfo) -> set[str]:
     """Files of a run, by their paths in its folder, that are missing, unreadable, or changed since
     they were written.
     """
-    lost = {file for file, known in info.checksums.items() if not _is(folder / file, known)}
-    for kind, file in info.all_files():
-        try:
-            _check(kind, folder / file)
-        except ValueError:
-            lost.add(file)
-    return lost
+    noted = info.files | info.others
+    return {file for file, known in noted.items() if not _is(folder / file, known)}
 
 
 def _is(path: Path, checksum: str) -> bool:
     try:
-        return file_hash(path) == checksum
+        return path.is_file() and not path.is_symlink() and file_hash(path) == checksum
     except OSError:
         return False
-
-
-def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
-    with safe_open(path, framework="numpy") as handle:
-        # of their shapes, without memory
-        arrays = {
-            key: np.broadcast_to(0, handle.get_slice(key).get_shape())
-            for key in handle.keys()  # noqa: SIM118 (no mapping)
-        }
-        noted = from_json((handle.metadata() or {}).get(DIMS_KEY, "{}"), dict)
-    return checked_dims(arrays, noted)

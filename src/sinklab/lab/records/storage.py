@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sinklab.core.errors import one_of
+from sinklab.core.errors import known_fields, one_of
 from sinklab.lab.files import writing
 
 if TYPE_CHECKING:
     import torch
 
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the form in which run folders are written."""
 RUN_FILE = "run.json"
 """File of a run folder that says what it holds."""
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"
 
-Dims = Mapping[str, tuple[str, ...]] | None
-"""Names of the axes of arrays."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_NAME = re.compile(r"(?!.*-\d{4,}$)[a-z0-9][a-z0-9_-]*")
 _BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
 """Names of the files through which `write_beside` writes."""
 
@@ -40,8 +38,6 @@ _BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
 class Kind(NamedTuple):
     """Kind of file in a run folder."""
 
-    listed: str
-    """field of run.json that lists the names"""
     suffix: str
     what: str
     """in words"""
@@ -53,17 +49,16 @@ class Kind(NamedTuple):
         return f"{name}-{part:04d}{self.suffix}"
 
 
-TABLES = Kind("tables", ".parquet", "table")
-ARRAYS = Kind("arrays", ".safetensors", "file of arrays")
-KINDS = (TABLES, ARRAYS)
+TABLES = Kind(".parquet", "table")
+ARRAYS = Kind(".safetensors", "file of arrays")
 
 
 def checked_name(name: str, what: str) -> str:
     """``name`` if it can be a file name of a run folder, ValueError otherwise."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"The name of a {what} is made of lower-case letters, digits, '_' and '-': got "
-            f"{name!r}. It becomes a file name."
+            f"The name of a {what} is made of lower-case letters, digits, '_' and '-', without the "
+            f"number of a part: got {name!r}. It becomes a file name."
         )
     return name
 
@@ -124,16 +119,49 @@ def remove_leftovers(run: Path) -> None:
             leftover.unlink()
 
 
+class Arrays(NamedTuple):
+    """Dense arrays or tensors that are written together.
+
+    Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not named,
+    means float16, or float32 with a warning if float16 would overflow.
+    """
+
+    values: Mapping[str, Any]
+    dims: Mapping[str, tuple[str, ...]] = {}
+    """names of the axes of each"""
+    dtype: str | Mapping[str, str] | None = None
+
+
+class Contents(NamedTuple):
+    """What is written of one sample, by name."""
+
+    tables: Mapping[str, Any] = {}
+    """columns, rows or data frames"""
+    arrays: Mapping[str, Arrays] = {}
+
+
+def dense(name: str, given: Arrays) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
+    """Arrays as they are stored, and the names of their axes. Raises ValueError for missing or
+    contradictory dims, arrays of text, and an explicit dtype that would turn a finite number into
+    infinity.
+    """
+    dtypes: dict[str, Any] = dict.fromkeys(given.values, given.dtype)
+    if isinstance(given.dtype, Mapping):
+        dtypes = dict(given.dtype)
+    known_fields(f"the file of arrays {name!r}", dtypes, given.values)
+    arrays = {key: to_numpy(value, key) for key, value in given.values.items()}
+    dims = checked_dims(arrays, given.dims)
+    return {key: stored(array, key, dtypes.get(key)) for key, array in arrays.items()}, dims
+
+
 def write_arrays(
-    target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]
+    target: Path, arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Write a safetensors file. Raises as `write_beside`."""
+    """Write a safetensors file of `dense` arrays. Raises as `write_beside`."""
     from safetensors.numpy import save_file
 
-    dense = {key: to_numpy(value, key) for key, value in arrays.items()}
-    noted = {DIMS_KEY: json.dumps(checked_dims(dense, dims))}
-    dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-    write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
+    noted = {DIMS_KEY: json.dumps(dims)}
+    write_beside(target, lambda beside: save_file(dict(arrays), beside, metadata=noted))
 
 
 def file_hash(path: Path) -> str:
@@ -186,11 +214,13 @@ def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
     return stored(array, key, "float32")
 
 
-def checked_dims(arrays: Mapping[str, np.ndarray], dims: Dims) -> dict[str, tuple[str, ...]]:
+def checked_dims(
+    arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
     """Names of the axes of every array; ValueError when one is missing or a name stands for two
     lengths.
     """
-    dims = dict(dims or {})
+    dims = dict(dims)
     if set(dims) != set(arrays):
         raise ValueError(
             f"Every array needs the names of its axes: arrays {sorted(arrays)}, dims "

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib import metadata
@@ -18,14 +18,23 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock, Timeout
 
 from sinklab import __version__
-from sinklab.core.errors import known_fields
 from sinklab.lab.files import refused
 from sinklab.lab.records import storage
 from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.reading import lost_files
-from sinklab.lab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind
+from sinklab.lab.records.storage import (
+    ARRAYS,
+    PART_SUFFIX,
+    RUN_FILE,
+    SCHEMA,
+    TABLES,
+    Arrays,
+    Contents,
+    Kind,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 
@@ -42,14 +51,14 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
     before = read_info(path / RUN_FILE)
     old_fields = dataclasses.asdict(before)
     new_fields = dataclasses.asdict(given)
-    for field in ("kind", "seed", "model", "settings"):
+    for field in ("kind", "seed", "model", "settings", "samples", "part_size"):
         if old_fields[field] != new_fields[field]:
             name, old, new = _difference(field, old_fields[field], new_fields[field])
             raise ValueError(
                 f"{path} can be resumed only with the same settings: its {name} is {old!r}, and "
                 f"now it is {new!r}. Give the same settings, or write into another folder."
             )
-    kept = ("created", "tables", "arrays", "parts", "checksums")
+    kept = ("created", "files", "others")
     return dataclasses.replace(given, **{name: old_fields[name] for name in kept})
 
 
@@ -116,14 +125,15 @@ class RunWriter:
     the status becomes "complete", or "interrupted" with the error when the block raised (Ctrl-C
     included); the files written so far stay readable.
 
-    A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with
-    ``resume`` a later writer continues where an interrupted one stopped (`has` tells which are
-    there). Files that are there are read and checked against their checksums first: a part with a
-    lost file is dropped, and so are then the files written whole.
+    A long run has ``samples``, and is written in parts of ``part_size`` of them: `write` writes
+    one, `missing` are those to write. With ``resume`` a later writer continues where an interrupted
+    one stopped: files that are there are held against their checksums first, a part with a lost
+    file is dropped, and so are then the files written whole.
 
-    A run has one writer at a time, or one for each of n shards, ``shard=(i, n)``: each notes its
-    parts in the one run.json under the folder's lock, and sets ``is_whole`` to False if others have
-    still to write when its block ends. The kernel lets go of the locks of a process that ends.
+    A run has one writer at a time, or one for each of n shards, ``shard=(i, n)``, which writes the
+    parts p with p mod n = i: each notes its parts in the one run.json under the folder's lock, and
+    sets ``is_whole`` to False if others have still to write when its block ends. The kernel lets go
+    of the locks of a process that ends.
 
     Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is
     set, when it holds something that is not a run, when the run to resume had another kind, model,
@@ -139,6 +149,8 @@ class RunWriter:
         model: Mapping[str, Any],
         settings: Mapping[str, Any],
         seed: int | None,
+        samples: int = 0,
+        part_size: int = 1,
         overwrite: bool = False,
         resume: bool = False,
         shard: tuple[int, int] = (0, 1),
@@ -146,14 +158,14 @@ class RunWriter:
         if overwrite and resume:
             raise ValueError("overwrite=True starts afresh and resume=True continues: choose one.")
         self.path = Path(path)
+        """Path of the folder."""
         self.is_whole = True
         self._overwrite, self._resume, self._shard = overwrite, resume, shard
         self._open = False
         self.lock = FileLock(self.path / LOCK, thread_local=False)
-        """Path of the folder."""
         place, shards = shard
         self._own = FileLock(self.path / f".{place}-of-{shards}{LOCK}", thread_local=False)
-        self._info = RunInfo(
+        self.info = RunInfo(
             schema=SCHEMA,
             kind=storage.checked_name(kind, "kind of run"),
             model=_json_ready(dict(model), "model"),
@@ -161,6 +173,8 @@ class RunWriter:
             seed=seed,
             versions=_versions(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            samples=samples,
+            part_size=part_size,
         )
 
     def __enter__(self) -> Self:
@@ -229,16 +243,16 @@ class RunWriter:
             lost = names_in(self.path)
         is_begun = self._resume and (self.path / RUN_FILE).exists()
         if is_begun:
-            self._info = begun_before(self.path, self._info)
+            self.info = begun_before(self.path, self.info)
         # if others work here, they have looked
         if not has_others:
             storage.remove_leftovers(self.path)
             if is_begun:
-                lost = lost_files(self.path, self._info)
-                self._info = self._info.without([*lost])
+                lost = lost_files(self.path, self.info)
+                self.info = self.info.without([*lost])
         # Should this be cut short, run.json says what the folder is, and nothing of what is not
         # there.
-        self._info.save(self.path)
+        self.info.save(self.path)
         for name in lost:
             if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
                 (self.path / name).unlink(missing_ok=True)
@@ -267,22 +281,26 @@ class RunWriter:
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
         """Change run.json, in which other processes may have noted something since."""
         with self.lock:
-            self._info = change(self.refresh())
-            self._info.save(self.path)
+            self.info = change(self.refresh())
+            self.info.save(self.path)
 
     def refresh(self) -> RunInfo:
-        """Reread the run.json of a run in shards and return it; `has` knows of other shards only
+        """Reread the run.json of a run in shards and return it; ``info`` knows of other shards only
         from such reads, or from writing.
         """
         if self._shard[1] > 1:
-            self._info = read_info(self.path / RUN_FILE)
-        return self._info
+            self.info = read_info(self.path / RUN_FILE)
+        return self.info
 
-    def has(self, name: str, part: int | None = None) -> bool:
-        """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
-        if part is None:
-            return name in [*self._info.tables, *self._info.arrays]
-        return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
+    @property
+    def missing(self) -> list[int]:
+        """Parts of this shard that are not there."""
+        place, shards = self._shard
+        return [part for part in self.info.missing if part % shards == place]
+
+    def has(self, name: str) -> bool:
+        """Whether the table ``name`` is there."""
+        return name in self.info.names(TABLES)
 
     def keep(self, files: Iterable[Path]) -> None:
         """Note these files of the run folder, written by other means, so that a loss is noticed;
@@ -291,100 +309,104 @@ class RunWriter:
         sums = {str(file.relative_to(self.path)): storage.file_hash(file) for file in files}
 
         def kept(info: RunInfo) -> RunInfo:
-            there = {
-                file: one for file, one in info.checksums.items() if (self.path / file).exists()
-            }
-            return dataclasses.replace(info, checksums=there | sums)
+            there = {name: one for name, one in info.others.items() if (self.path / name).exists()}
+            return dataclasses.replace(info, others=there | sums)
 
         self._note(kept)
 
-    def table(
-        self,
-        name: str,
-        columns: Mapping[str, Any] | list[Any] | pd.DataFrame,
-        part: int | None = None,
-    ) -> Path:
-        """Write (or replace) the table ``name``: a mapping of equally long columns, a list of rows
-        (as for `columns_of`), or a DataFrame without its index.
+    def write(self, part: int, contents: Mapping[int, Contents]) -> None:
+        """Write one part: the tables and arrays of each of its samples. A reader sees all of it, or
+        none.
 
-        With ``part`` (0, 1, …) this is one part of the table, in a file of its own; readers see
-        them joined. Returns the path of the Parquet file. Raises ValueError for unequal columns,
-        values Parquet cannot hold, and a table that is written whole and in parts.
+        Each table needs a column ``sample`` to be read by sample, and every array is stored under
+        the name ``SAMPLE/KEY``. Raises like `table` and `arrays`.
         """
-        import pyarrow.parquet as pq
+        self._needs_block(f"write({part})")
+        tables: dict[str, list[Any]] = {}
+        arrays: dict[str, dict[str, np.ndarray]] = {}
+        dims: dict[str, dict[str, tuple[str, ...]]] = {}
+        for sample, content in sorted(contents.items()):
+            for name, columns in content.tables.items():
+                tables.setdefault(name, []).append(_as_table(name, columns))
+            for name, given in content.arrays.items():
+                values, axes = storage.dense(name, given)
+                dims.setdefault(name, {}).update(axes)
+                own = {f"{sample}/{key}": value for key, value in values.items()}
+                arrays.setdefault(name, {}).update(own)
+        sums = {}
+        for name, frames in tables.items():
+            sums |= self._file(TABLES, name, part, partial(_write_tables, frames=frames))
+        for name, values in arrays.items():
+            write = partial(storage.write_arrays, arrays=values, dims=dims[name])
+            sums |= self._file(ARRAYS, name, part, write)
+        self._list(sums)
 
-        with self._file("table", TABLES, name, part) as target:
-            table = _as_table(name, columns)
-            storage.write_beside(target, partial(pq.write_table, table))
-        return target
+    def table(self, name: str, columns: Mapping[str, Any] | list[Any] | pd.DataFrame) -> Path:
+        """Write (or replace) the whole table ``name``: a mapping of equally long columns, a list of
+        rows (as for `columns_of`), or a DataFrame without its index.
+
+        Returns the path of the Parquet file. Raises ValueError for unequal columns, and values that
+        Parquet cannot hold.
+        """
+        self._needs_block(f"table({name!r})")
+        frames = [_as_table(name, columns)]
+        self._list(self._file(TABLES, name, None, partial(_write_tables, frames=frames)))
+        return self.path / TABLES.file(name)
 
     def arrays(
         self,
         name: str,
-        arrays: Mapping[str, Any],
-        dims: storage.Dims = None,
-        *,
+        values: Mapping[str, Any],
+        dims: Mapping[str, tuple[str, ...]],
         dtype: str | Mapping[str, str] | None = None,
-        part: int | None = None,
     ) -> Path:
-        """Write (or replace) the file ``name`` of dense arrays or tensors, with ``dims`` naming the
-        axes of each.
+        """Write (or replace) the whole file ``name`` of dense `Arrays`.
 
-        Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not
-        named, means float16, or float32 with a warning if float16 would overflow. With ``part`` the
-        file is one part of several. Returns the path of the safetensors file. Raises ValueError for
-        missing or contradictory dims, for arrays of text, and when an explicit ``dtype`` would turn
-        a finite number into infinity; OSError for a disk that refuses.
+        Returns the path of the safetensors file. Raises ValueError as `storage.dense`; OSError for
+        a disk that refuses.
         """
-        with self._file("arrays", ARRAYS, name, part) as target:
-            dtypes: dict[str, Any] = dict.fromkeys(arrays, dtype)
-            if isinstance(dtype, Mapping):
-                dtypes = dict(dtype)
-            known_fields(f"the file of arrays {name!r}", dtypes, arrays)
-            storage.write_arrays(target, arrays, dims, dtypes)
-        return target
+        self._needs_block(f"arrays({name!r})")
+        values, dims = storage.dense(name, Arrays(values, dims, dtype))
+        write = partial(storage.write_arrays, arrays=values, dims=dims)
+        self._list(self._file(ARRAYS, name, None, write))
+        return self.path / ARRAYS.file(name)
 
-    @contextlib.contextmanager
-    def _file(self, method: str, kind: Kind, name: str, part: int | None) -> Iterator[Path]:
-        """Path for a file, if it may be written; once the block has written it, it is listed in
-        run.json.
-        """
+    def _needs_block(self, call: str) -> None:
         if not self._open:
             raise ValueError(
-                f"A run folder is written inside its with block: {method}({name!r}) was called "
-                "outside. Use `with RunWriter(…) as run:`."
+                f"A run folder is written inside its with block: {call} was called outside. Use "
+                "`with RunWriter(…) as run:`."
             )
-        storage.checked_name(name, kind.what)
-        if part is not None and part < 0:
-            raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
-        in_parts = kind.file(name) in self._info.parts
-        if name in self._info.names(kind) and in_parts == (part is None):
-            ways = ["whole", "in parts"]
-            before = ways[in_parts]
-            now = ways[not in_parts]
-            raise ValueError(
-                f"{name!r} is already written {before} in {self.path} and cannot be written {now} "
-                "too."
-            )
-        target = self.path / kind.file(name, part)
-        yield target
-        checksum = storage.file_hash(target)
 
-        def listed(info: RunInfo) -> RunInfo:
-            names = [*dict.fromkeys([*info.names(kind), name])]
-            changes: dict[str, Any] = {
-                kind.listed: names,
-                "checksums": info.checksums | {target.name: checksum},
-            }
-            # another shard may have been interrupted since
-            changes |= {"status": "running", "error": None}
-            key = kind.file(name)
-            if part is not None:
-                changes["parts"] = {**info.parts, key: sorted({*info.parts.get(key, ()), part})}
-            return dataclasses.replace(info, **changes)
+    def _file(
+        self, kind: Kind, name: str, part: int | None, write: Callable[[Path], object]
+    ) -> dict[str, str]:
+        """Write a file; its checksum by its name."""
+        target = self.path / kind.file(storage.checked_name(name, kind.what), part)
+        write(target)
+        return {target.name: storage.file_hash(target)}
 
-        if listed(self._info) != self._info:
-            self._note(listed)
+    def _list(self, sums: Mapping[str, str]) -> None:
+        """List files in run.json; another shard may have been interrupted since."""
+        changes: dict[str, Any] = {"status": "running", "error": None}
+        self._note(lambda info: dataclasses.replace(info, files=info.files | dict(sums), **changes))
+
+
+def _write_tables(target: Path, frames: list[Any]) -> None:
+    """Write tables as one, each as a group of rows, which is read without the others."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = pa.concat_tables(frames, promote_options="permissive")
+
+    def write(beside: Path) -> None:
+        with pq.ParquetWriter(beside, whole.schema) as file:
+            start = 0
+            for frame in frames:
+                file.write_table(whole.slice(start, len(frame)))
+                start += len(frame)
+
+    storage.write_beside(target, write)
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -10,18 +10,20 @@ from typing import Any
 import pandas as pd
 
 from sinklab.core.registry import provided, statistics
+from sinklab.lab.analysis.facts import others
 from sinklab.lab.records.info import STUDY_DIMS
 
 COLUMNS = ("statistic", "layer", "step", "mean", "samples")
 
 
-def recorded_statistics(study: Any) -> dict[str, tuple[str, ...]]:
-    """Name -> axes of every recorded statistic that no figure of its own shows; empty without
-    attention.
+def recorded_statistics(study: Any) -> list[str]:
+    """Every recorded statistic that no figure of its own shows; none without attention.
 
     Those of a plug-in are among them, whether or not the plug-in is loaded now.
     """
-    return study.sample(study.recorded[0]).others if study.recorded else {}
+    if not study.recorded:
+        return []
+    return others(study.sample(study.recorded[0]).dims)
 
 
 def statistics_table(study: Any) -> pd.DataFrame:

@@ -10,8 +10,7 @@ import pandas as pd
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Rule
-from sinklab.lab.records.reading import REMEDY, Run
-from sinklab.lab.records.storage import RUN_FILE
+from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.answered import curve_of
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.study import Study
@@ -86,7 +85,6 @@ def as_shown(
                 f"This shows runs of kind {expected!r}: {run.path} is of kind "
                 f"{found!r}{remedy and '; '}{remedy}."
             )
-        _refuse_lost_samples(run)
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
@@ -117,25 +115,6 @@ def finished(run: Run, name: str) -> pd.DataFrame:
     if name not in run.tables:
         raise NotRecorded(f"This needs a finished {run.info.kind}: {run.path} is not. Resume it.")
     return run.table(name)
-
-
-def _refuse_lost_samples(run: Run) -> None:
-    """Raise ValueError for a study that is marked as complete and lacks the texts of a prompt."""
-    prompts = run.info.settings.get("prompts")
-    written = run.parts("generations") if "generations" in run.tables else ()
-    if (
-        run.info.kind != "study"
-        or run.info.status != "complete"
-        or not isinstance(prompts, list)
-        or not written
-    ):
-        return
-    lost = sorted({*range(len(prompts))}.difference(written))
-    if lost:
-        raise ValueError(
-            f"{run.path / RUN_FILE} is damaged: it says that a run of {len(prompts)} prompts is "
-            f"complete, and lists no texts of sample {lost[0]}. {REMEDY}"
-        )
 
 
 def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:

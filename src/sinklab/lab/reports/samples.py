@@ -14,12 +14,18 @@ import pandas as pd
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks import DEFAULT, Rule, even_share, is_judgeable
-from sinklab.lab.analysis.counts import Scored, ratio, scored
-from sinklab.lab.analysis.facts import facts
-from sinklab.lab.analysis.tokens import STATES, characters, token_ages, token_classes
+from sinklab.lab.analysis.counts import Scored, scored
+from sinklab.lab.analysis.facts import FACTS, FACTS_TABLE, facts, means, others
+from sinklab.lab.analysis.tokens import (
+    ADDED,
+    MASK,
+    STATES,
+    characters,
+    token_ages,
+    token_classes,
+)
 from sinklab.lab.records.info import SO_FAR, STUDY_DIMS, of_twin, reading_of
 from sinklab.lab.records.reading import Run
-from sinklab.lab.records.storage import ARRAYS
 
 
 def rule_name(rule: Any) -> str:
@@ -100,8 +106,6 @@ class Reader:
 
 MOST = 1.002
 """Share of attention that a key may have in float16, which rounds both it and the queries."""
-FACTS, FACTS_TABLE = "measures", "facts"
-"""file of arrays, and table by step, layer and head, that hold the facts of a recording"""
 READ: tuple[str, ...] = (
     "visible",
     "positions",
@@ -112,17 +116,6 @@ READ: tuple[str, ...] = (
 )
 READ += ("window_received", "last_row_main")
 """arrays that facts are made of, besides received attention"""
-DRAWN: tuple[str, ...] = (
-    "received",
-    "received_by_state",
-    "main_by_state",
-    "output_norm",
-    "noop_bound",
-)
-DRAWN += ("visible", "positions", "step_number", "value_norm", "share_by_state")
-"""arrays that figures of their own show, or that give the steps and numbers of queries of others"""
-MASK = "[MASK]"
-ADDED = "added sink"
 FIRST = "first token"
 """names the text position 0, whatever its token"""
 OTHER = "other token"
@@ -176,8 +169,6 @@ class Sample:
     """the array of received attention that the rule and all statements read"""
     twin: str = ""
     """model of the attention: the run's own if empty, else this control on the same canvases"""
-    held: tuple[Mapping[str, np.ndarray], Mapping[str, tuple[str, ...]]] | None = None
-    """arrays that are not written yet, as they will be stored, and the names of their axes"""
 
     @property
     def attention(self) -> str:
@@ -185,9 +176,7 @@ class Sample:
 
     def _has(self, name: str) -> bool:
         """Whether the run has a part of this table or file of arrays for the sample."""
-        return name in (*self.run.tables, *self.run.array_files) and self.index in self.run.parts(
-            name
-        )
+        return self.run.has(name, self.index)
 
     @property
     def has_attention(self) -> bool:
@@ -197,8 +186,6 @@ class Sample:
     @property
     def has_facts(self) -> bool:
         """Whether there are facts about attention, or arrays to derive them from."""
-        if self.held is not None:
-            return True
         return self.has_attention or self._has(of_twin(FACTS, self.twin))
 
     @cached_property
@@ -206,11 +193,9 @@ class Sample:
         """Recorded arrays and the names of their axes; empty when no attention was recorded.
         ValueError for axes of another layout.
         """
-        if self.held is not None:
-            return self.held[1]
         if not self.has_attention:
             return {}
-        dims = self.run.dims(self.attention, part=self.index)
+        dims = self.run.dims(self.attention, sample=self.index)
         needed = {"received", "visible", "positions", "step_number"}
         wrong = [
             key
@@ -219,22 +204,20 @@ class Sample:
         ]
         if wrong:
             raise ValueError(
-                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is not that of a "
+                f"{self.attention} of sample {self.index} of {self.run.path} is not that of a "
                 f"study: {wrong[0]!r} has axes {dims.get(wrong[0])}, not {STUDY_DIMS[wrong[0]]}."
             )
         return dims
 
     def stored(self, name: str) -> np.ndarray:
         """A recorded array as it was stored."""
-        if self.held is not None:
-            return self.held[0][name]
         if name not in self.dims:
             raise NotRecorded(
                 f"This needs recorded attention: {self.run.path} has none of sample {self.index}. "
                 "Facts are of the rule that was set; another needs the arrays, which the setting "
                 "`keep_arrays` of a trace keeps."
             )
-        array = self.run.array(self.attention, name, part=self.index)
+        array = self.run.array(self.attention, name, sample=self.index)
         if name == self.received:
             self._check_possible(array)
         return array
@@ -254,9 +237,9 @@ class Sample:
         least, most = (float(of(received_TLHK, initial=0)) for of in (np.nanmin, np.nanmax))
         if least < 0 or most > (MOST * seen or np.inf):
             raise ValueError(
-                f"{self.run.path / ARRAYS.file(self.attention, self.index)} is damaged: a key gets "
-                f"a share of 0 to 1 of each query's attention, but {self.received!r} has sums from "
-                f"{least:.6g} to {most:.6g} of at most {seen:.6g} queries. Run it again."
+                f"{self.attention} of sample {self.index} of {self.run.path} is damaged: a key "
+                f"gets a share of 0 to 1 of each query's attention, but {self.received!r} has sums "
+                f"from {least:.6g} to {most:.6g} of at most {seen:.6g} queries. Run it again."
             )
 
     @cached_property
@@ -271,10 +254,10 @@ class Sample:
         """
         name = of_twin(FACTS, self.twin)
         is_other = self.rule != DEFAULT or self.received != "received"
-        if is_other or self.held is not None or not self._has(name):
+        if is_other or not self._has(name):
             return self.derived()
-        found = self.run.arrays(name, part=self.index)
-        keys = self.run.table(of_twin(FACTS_TABLE, self.twin), part=self.index)["key"]
+        found = self.run.arrays(name, sample=self.index)
+        keys = self.run.table(of_twin(FACTS_TABLE, self.twin), sample=self.index)["key"]
         return found | {"main": keys.to_numpy().reshape(-1, *found["share_LH"].shape)}
 
     def derived(self) -> dict[str, np.ndarray]:
@@ -290,30 +273,14 @@ class Sample:
             so_far=self.reading == SO_FAR,
             of=self.received,
         )
-        return found | {
-            f"mean {name}": self._mean(name, axes) for name, axes in self.others.items()
-        }
-
-    @cached_property
-    def others(self) -> dict[str, tuple[str, ...]]:
-        """Name -> axes of the recorded statistics that no figure of its own shows."""
-        return {
-            name: axes
-            for name, axes in self.dims.items()
-            if name not in DRAWN and {"step", "layer"} <= {*axes}
-        }
-
-    def _mean(self, name: str, axes: tuple[str, ...]) -> np.ndarray:
-        """(T, L) mean over all other axes; NaN is left out."""
-        values = np.moveaxis(self.stored(name), axes.index("layer"), 1).astype(float)
-        values_TLX = values.reshape(*values.shape[:2], -1)
-        return np.asarray(ratio(np.nansum(values_TLX, axis=2), (~np.isnan(values_TLX)).sum(2)))
+        dims = {name: self.dims[name] for name in others(self.dims)}
+        return found | means({name: self.stored(name) for name in dims}, dims)
 
     def _small(self, name: str) -> np.ndarray:
         """An array that is both in the facts and among the arrays."""
         written = of_twin(FACTS, self.twin)
-        if self.held is None and self._has(written):
-            return self.run.array(written, name, part=self.index)
+        if self._has(written):
+            return self.run.array(written, name, sample=self.index)
         array = self.stored(name)
         return array.astype(np.float32) if array.dtype.kind == "f" else array
 
@@ -389,7 +356,7 @@ class Sample:
         """(step, layer, head) of the exact attention maps that were kept."""
         if not self._has("maps"):
             return ()
-        named = [key.split("-") for key in self.run.dims("maps", part=self.index)]
+        named = [key.split("-") for key in self.run.dims("maps", sample=self.index)]
         return tuple(sorted((int(t[4:]), int(layer[5:]), int(h[4:])) for t, layer, h in named))
 
     def map_name(self, *wanted: int | None) -> tuple[int, int, int]:
@@ -412,7 +379,7 @@ class Sample:
         those there are.
         """
         name = "step{}-layer{}-head{}".format(*self.map_name(step, layer, head))
-        return self.run.array("maps", name, part=self.index).astype(np.float32)
+        return self.run.array("maps", name, sample=self.index).astype(np.float32)
 
     @cached_property
     def _grid(self) -> dict[str, np.ndarray]:
@@ -431,8 +398,8 @@ class Sample:
         )
         if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:
             raise ValueError(
-                f"{self.run.path / f'tokens-{self.index:04d}.parquet'} does not fit the recorded "
-                f"attention: a position lies outside 0 to {positions - 1}."
+                f"the table tokens of {self.run.path} does not fit the recorded attention of "
+                f"sample {self.index}: a position lies outside 0 to {positions - 1}."
             )
         place = (pd.Index(numbers).get_indexer(frame["step"]), frame["position"].to_numpy(int))
         grid = {}
@@ -539,10 +506,7 @@ class Samples:
     def __init__(self, run: Run, *of_each: Any) -> None:
         """`of_each`: the other fields of a sample."""
         self._run, self._of_each = run, of_each
-        known = [
-            name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)
-        ]
-        self.numbers = sorted({number for name in known for number in run.parts(name)})
+        self.numbers = run.samples
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -555,10 +519,10 @@ class Samples:
 
 
 def checked(
-    run: Run, name: str, columns: set[str], part: int | None = None, what: str = "a study"
+    run: Run, name: str, columns: set[str], sample: int | None = None, what: str = "a study"
 ) -> pd.DataFrame:
     """A table that has ``columns``; ValueError naming the missing ones otherwise."""
-    frame = run.table(name, part)
+    frame = run.table(name, sample)
     if missing := columns - set(frame.columns):
         raise ValueError(
             f"{run.path}: table {name} is not that of {what}: it lacks "

@@ -224,32 +224,32 @@ class Run(reading.Run):
             found.append(pd.DataFrame(mobility_LH, *axes))
         return pd.concat(found).groupby(level="layer").mean()
 
-    def to_xarray(self, name: str = "attention", part: int | None = None) -> Any:
+    def to_xarray(self, name: str = "attention", sample: int | None = None) -> Any:
         """The arrays of a file as an ``xarray.Dataset``; those of ``attention`` with the numbers of
         steps, layers and heads, and of keys ``position``, ``token`` and ``state_of_key`` (before
         the step) as coordinates.
 
         Args:
             name: one of `array_files`.
-            part: number of the sample; needed if there are several, which may differ in shape.
+            sample: number of the sample; needed if there are several, which may differ in shape.
 
         Raises:
-            ValueError: for an unknown name or part, and several parts without ``part``.
+            ValueError: for an unknown name or sample, and several samples without ``sample``.
         """
-        parts = self.parts(name)
-        part = parts[0] if part is None and len(parts) == 1 else part
-        data = super().to_xarray(name, part)
+        if sample is None and len(self.samples) == 1:
+            sample = self.samples[0]
+        data = super().to_xarray(name, sample)
         if name != "attention" or self.info.kind != "study":
             return data
-        (sample,) = (one for one in self.read.samples if one.index == part)
+        (read,) = (one for one in self.read.samples if one.index == sample)
         axes: dict[str, Any] = {"layer": self.read.layers, "head": self.read.heads}
         axes |= {
-            "step": sample.step_numbers_T,
-            "position": ("key", np.arange(sample.shape[-1]) - sample.added),
+            "step": read.step_numbers_T,
+            "position": ("key", np.arange(read.shape[-1]) - read.added),
         }
         over = ("step", "key")
         return data.assign_coords(
-            axes | {"token": (over, sample.labels_TK), "state_of_key": (over, sample.ages_TK)}
+            axes | {"token": (over, read.labels_TK), "state_of_key": (over, read.ages_TK)}
         )
 
     def summary(self, rule: Rule | None = None) -> Answers:

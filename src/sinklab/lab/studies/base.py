@@ -31,17 +31,17 @@ its docstring::
 One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A
 study's module is imported for ``--help``: torch, and all that imports it, is imported in functions.
 
-A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how
-many there are, and `run` writes those of ``work.samples``, which are missing. A part that is there
-is not made again: that is all of resuming. If it `shards`, process i of n writes the parts of
-``shard="i/n"``; whoever finds that all are there does `finish`.
+A long study is written in parts: `samples` says how many samples there are, `part_size` how many
+make a part, and `make` gives the tables and arrays of some of them instead of `run`. A part that is
+there is not made again: that is all of resuming. If it `shards`, process i of n writes the parts p
+with p mod n = i of ``shard="i/n"``; whoever finds that all are there does `finish`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -51,11 +51,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import known_fields
 from sinklab.lab.files import free_fields, toml_of
-from sinklab.lab.records import RUN_FILE, RunWriter, lost_files, open_run, read_info
+from sinklab.lab.records import RUN_FILE, Contents, RunWriter, lost_files, open_run, read_info
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.registry import studies
 from sinklab.lab.studies.about import describe
-from sinklab.lab.studies.progress import Audience, Progress, as_progress
+from sinklab.lab.studies.progress import Audience, Meter, Progress, as_progress
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -128,8 +128,8 @@ class Work:
     progress: Progress
     plan: Any
     """Result of `Study.prepare`."""
-    samples: list[int]
-    """The samples to write: those of this shard that are missing."""
+    meter: Meter
+    """Counts the evaluations of the missing samples."""
     shard: tuple[int, int] = (0, 1)
     """Shard that this process writes, and of how many."""
     paces: list[float] = dataclasses.field(default_factory=list)
@@ -181,19 +181,14 @@ class Study:
     """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
     """
-    parts: ClassVar[str] = ""
-    """Table that marks samples as written by its parts; empty for a study that is written at once.
-    """
     keeps: ClassVar[bool] = False
     """Whether a finished run is taken as it is, and an unfinished one resumed without being asked
     to.
     """
     shards: ClassVar[bool] = False
-    """Whether several processes may share its samples: then `run` writes nothing but parts of
-    ``work.samples``.
-    """
+    """Whether several processes may share its samples: then `run` writes nothing but parts."""
     together: ClassVar[int] = 1
-    """Samples in a row that are computed together: they are of one shard."""
+    """Samples of a part that are given to `make` at once."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings given on the command line alone, never by ``--reproduce``."""
 
@@ -219,8 +214,22 @@ class Study:
         """Refuse bad input, with ValueError, before a folder is taken; returns ``work.plan``."""
 
     def samples(self, plan: Any) -> int:
-        """Number of samples to write."""
+        """Number of samples to write; 0 for a study that is written at once."""
         return 0
+
+    def part_size(self, plan: Any) -> int:
+        """Number of samples of a part."""
+        return 1
+
+    def meter(self, plan: Any, settings: Any, progress: Progress, samples: int) -> Meter:
+        """Counts the evaluations of so many samples."""
+        return Meter(progress, samples, 1)
+
+    def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+        """Tables and arrays of each of these samples, at most `together` in a row. They depend on
+        nothing but the plan; the run folder is not touched.
+        """
+        raise NotImplementedError
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
         """The model as the run folder describes it."""
@@ -231,13 +240,16 @@ class Study:
         return kept_record(settings)
 
     def run(self, work: Work) -> None:
-        """Do it, and write tables and arrays into ``work.run``."""
-        raise NotImplementedError
+        """Do it, and write tables and arrays into ``work.run``: by default the missing parts."""
+        for part in work.run.missing:
+            samples, made = work.run.info.part(part), dict[int, Contents]()
+            for first in range(0, len(samples), self.together):
+                made |= self.make(work, samples[first : first + self.together])
+            work.run.write(part, made)
 
     def is_whole(self, work: Work) -> bool:
-        """Whether the samples of all shards are written."""
-        done = work.run.refresh().parts.get(f"{self.parts}.parquet", ())
-        return len(done) >= self.samples(work.plan)
+        """Whether the parts of all shards are written."""
+        return not work.run.refresh().missing
 
     def finish(self, work: Work) -> None:
         """Write the results that need all samples; one process does."""
@@ -308,14 +320,12 @@ class Study:
             say.note(f"{path} is there")
             return path
         threads = getattr(loaded, "few_threads", nullcontext)()
+        how |= {"samples": self.samples(plan), "part_size": self.part_size(plan)}
         writer = RunWriter(path, **about, **how, shard=(place, shards))
         with threads, ExitStack() as last, writer as run:
-            missing = [
-                part
-                for part in range(self.samples(plan))
-                if part // self.together % shards == place and not run.has(self.parts, part)
-            ]
-            work = Work(loaded, settings, run, say, plan, missing, (place, shards))
+            missing = sum(len(run.info.part(part)) for part in run.missing)
+            meter = self.meter(plan, settings, say, missing)
+            work = Work(loaded, settings, run, say, plan, meter, (place, shards))
             self.run(work)
             # the last to come finishes; the others wait until run.json says so
             last.enter_context(run.lock)
@@ -362,7 +372,7 @@ class Study:
         kept = {
             name: value for name, value in info.settings.items() if name not in self.permissions
         }
-        if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
+        if "twins.parquet" in info.files and open_run(folder).table("twins")["made"].any():
             kept["twin"] = True
         return from_record(self.Settings(), kept)
 

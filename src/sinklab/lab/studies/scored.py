@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.lab.records import of_twin, open_run
+from sinklab.lab.records import Contents, of_twin, open_run
 from sinklab.lab.studies.base import Study, Work
 from sinklab.lab.studies.progress import Meter, Progress, Tick, nothing
 
@@ -76,13 +76,12 @@ class Trial:
 class ScoredStudy(Study):
     """A study of arms × samples.
 
-    `Study.parts` names the table of rows that is written last of a block; ``settings.twin`` asks
-    for controls.
+    ``settings.twin`` asks for controls.
     """
 
     shards = True
     row_tables: ClassVar[tuple[str, ...]] = ()
-    """Tables of rows that `contrasts` reads; that of `parts` alone when left out."""
+    """Tables of rows that `contrasts` reads."""
 
     def read_samples(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
         """The samples, in any form. Raises ValueError for input that is refused."""
@@ -102,7 +101,7 @@ class ScoredStudy(Study):
         return found
 
     def measure(self, trial: Trial) -> Rows:
-        """Rows of some samples under some arms, by table; the table of `parts` comes last.
+        """Rows of some samples under some arms, by table.
 
         Rows of one arm and sample must not depend on which others are measured with them.
         """
@@ -126,20 +125,25 @@ class ScoredStudy(Study):
         """Number of blocks."""
         return len(plan.blocks)
 
-    def run(self, work: Work) -> None:
-        """Measure the blocks that are missing."""
-        meter = self._meter(work, work.progress, len(work.samples))
-        for part in work.samples:
-            rows = self._measured(work, work.loaded, work.plan.blocks[part], meter)
-            for name, table in rows.items():
-                work.run.table(name, table, part=part)
+    def meter(self, plan: Design, settings: Any, progress: Progress, samples: int) -> Meter:
+        """Counts the steps of so many blocks."""
+        most = max((self.steps(settings, block) for block in plan.blocks), default=0)
+        return Meter(progress, samples, most)
+
+    def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+        """Rows of blocks."""
+        blocks = {number: work.plan.blocks[number] for number in samples}
+        return {
+            number: Contents(self._measured(work, work.loaded, block, work.meter))
+            for number, block in blocks.items()
+        }
 
     def finish(self, work: Work) -> None:
         """Write the tables that follow from all rows, and those of controls."""
         import pandas as pd
 
         done = open_run(work.run.path)
-        names = [name for name in self.row_tables or (self.parts,) if name in done.tables]
+        names = [name for name in self.row_tables if name in done.tables]
         self._conclude(work, work.loaded, {name: done.table(name) for name in names}, "")
         blocks = work.plan.blocks
 
@@ -148,11 +152,12 @@ class ScoredStudy(Study):
                 # all blocks were there
                 first = blocks[0]
                 some = replace(first, arms=first.arms[:2], rows=first.rows[: work.settings.batch])
-                self._measured(work, work.loaded, some, self._meter(work, Progress(), 1))
+                meter = self.meter(work.plan, work.settings, Progress(), 1)
+                self._measured(work, work.loaded, some, meter)
             return mean(work.paces) * sum(block.size for block in blocks)
 
         def write(control: Loaded, kind: str) -> None:
-            meter = self._meter(work, work.progress, len(blocks))
+            meter = self.meter(work.plan, work.settings, work.progress, len(blocks))
             parts = [
                 self._measured(work, control, replace(block, words=""), meter) for block in blocks
             ]
@@ -164,10 +169,6 @@ class ScoredStudy(Study):
             self._conclude(work, control, rows, kind)
 
         write_twins(work, seconds, write)
-
-    def _meter(self, work: Work, progress: Progress, blocks: int) -> Meter:
-        most = max((self.steps(work.settings, block) for block in work.plan.blocks), default=0)
-        return Meter(progress, blocks, most)
 
     def _measured(self, work: Work, loaded: Loaded, block: Block, meter: Meter) -> Rows:
         design = work.plan

@@ -78,7 +78,6 @@ class CostCurve(Reading):
     """Loss over the number of keys that are blocked in the whole model, and controls."""
 
     kind = "curve"
-    parts = "curve_rows"
     row_tables = ("curve_rows", "phenomenon", "grown")
     keeps = True
     defaults: ClassVar = {
@@ -203,7 +202,7 @@ class CostMap(Reading):
     """Loss with keys blocked in one layer or head at a time."""
 
     kind = "ablate"
-    parts = "ablation"
+    row_tables = ("ablation",)
     defaults: ClassVar = {
         "ks": (1,),
         "controls": ("sinks",),

@@ -138,7 +138,6 @@ class Curve(Study):
     group = "intervene"
     kinds: ClassVar = ("curve", "ablate")
     keeps = True
-    parts = "curve_rows"
     shards = True
 
     @dataclass(frozen=True)

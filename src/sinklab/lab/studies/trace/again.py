@@ -19,11 +19,10 @@ from sinklab.core.sinks import STATES
 from sinklab.core.subject import Evaluation
 from sinklab.core.subject.canvas import Places, numbered_blocks
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.facts import facts
+from sinklab.lab.analysis.facts import FACTS, facts
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.checkpoints.controls import shuffled
 from sinklab.lab.records import Run, open_run
-from sinklab.lab.reports.samples import FACTS
 from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import Tick, Work, nothing, write_twins
@@ -55,12 +54,16 @@ def finish(work: Work) -> None:
 
     def write(twin: Loaded, kind: str) -> None:
         texts = range(len(work.plan.tasks))
-        steps = sum(done.table("tokens", part=sample)["step"].nunique() for sample in texts)
+        steps = sum(done.table("tokens", sample=sample)["step"].nunique() for sample in texts)
         count = work.progress.counter(steps)
-        for sample, task in enumerate(work.plan.tasks):
-            tokens = done.table("tokens", part=sample)
-            task = replace(task, loaded=twin)
-            retraced(task, tokens, work.plan.selection, progress=count).write(run, sample, kind)
+        for part in run.info.parts:
+            made = {}
+            for sample in run.info.part(part):
+                tokens = done.table("tokens", sample=sample)
+                task = replace(work.plan.tasks[sample], loaded=twin)
+                again = retraced(task, tokens, work.plan.selection, progress=count)
+                made[sample] = again.contents(sample, kind)
+            run.write(part, made)
 
     if is_recorded:
         write_twins(work, lambda: 0.0, write)
@@ -75,7 +78,7 @@ def _write_control(work: Work, done: Run) -> None:
     there is none, and why not); seed of the order of the weights.
     """
     seed = work.settings.seed or 0
-    texts = [done.table("tokens", part=sample) for sample in range(len(work.plan.tasks))]
+    texts = [done.table("tokens", sample=sample) for sample in range(len(work.plan.tasks))]
     chosen = [_few(task, text) for task, text in zip(work.plan.tasks, texts, strict=True)]
     rows = [
         {

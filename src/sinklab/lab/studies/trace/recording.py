@@ -6,7 +6,7 @@ state of the query.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +23,12 @@ from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
 from sinklab.core.subject import Canvas
 from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
-from sinklab.lab.analysis.facts import AXES, WIDE
+from sinklab.lab.analysis.facts import AXES, FACTS, FACTS_TABLE, WIDE, facts, means
+from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
+from sinklab.lab.checkpoints import token_text
 from sinklab.lab.measures.statistics import WINDOW
-from sinklab.lab.records import STUDY_DIMS, of_twin, open_run
+from sinklab.lab.records import STUDY_DIMS, Arrays, Contents, of_twin
 from sinklab.lab.records.storage import stored
-from sinklab.lab.reports.samples import FACTS, FACTS_TABLE, Sample
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings
@@ -118,6 +119,8 @@ class Recorder:
         """place of the layer behind each one, -1 if it is not recorded"""
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[Row]](list)
+        self.moments: list[Moment] = []
+        """Recorded steps."""
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
@@ -229,6 +232,7 @@ class Recorder:
         if self._by_rows:
             # each step of an autoregressive text has one new query, however many ran
             self.queries[moment.index] = 1
+        self.moments.append(moment)
         self._steps.append(
             {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
         )
@@ -366,23 +370,36 @@ class Recorder:
             tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
         return tables
 
-    def write(self, run: Any, sample: int, kind: str = "") -> None:
-        """Write arrays and small tables as part `sample` of a run folder; `kind`: those of a
-        control.
-        """
-        arrays = {
+    def contents(self, sample: int, kind: str = "") -> Contents:
+        """Tables and arrays of the sample, with its facts; `kind`: those of a control."""
+        tables: dict[str, Any] = self.tables(sample)
+        arrays = {}
+        kept = {
             name: stored(array, name, DTYPES.get(name)) for name, array in self.arrays().items()
         }
-        if arrays:
-            dims = {name: self.dims(name) for name in arrays}
+        if kept:
+            dims = {name: self.dims(name) for name in kept}
             if self._task.settings.keep_arrays:
-                run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
-            one = Sample(
-                open_run(run.path), sample, self._added, DEFAULT, twin=kind, held=(arrays, dims)
+                arrays["attention"] = _as_stored(kept, dims)
+            ids_TS = _grid([moment.ids_S for moment in self.moments], 0)
+            different, number = np.unique(ids_TS, return_inverse=True)
+            texts = [token_text(self._task.loaded.tokenizer, one) for one in different.tolist()]
+            found = facts_of(
+                Arrays(kept, dims),
+                _grid([moment.state_S for moment in self.moments], -1).astype(np.int8),
+                np.array(texts, object)[number].reshape(ids_TS.shape),
+                sample=sample,
+                layers=self._selection.layers,
+                heads=self._selection.heads,
+                added=self._added,
+                so_far=self._so_far is not None,
             )
-            write_facts(run, one, self._selection.layers, self._selection.heads)
-        for name, table in self.tables(sample).items():
-            run.table(of_twin(name, kind), table, part=sample)
+            tables |= found.tables
+            arrays |= found.arrays
+        return Contents(
+            {of_twin(name, kind): table for name, table in tables.items()},
+            {of_twin(name, kind): given for name, given in arrays.items()},
+        )
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""
@@ -411,45 +428,61 @@ class Recorder:
         return found
 
 
-def write_facts(run: Any, one: Sample, layers: Sequence[int], heads: Sequence[int]) -> None:
-    """Write the facts of a sample, of its arrays as they are stored, beside them.
+def facts_of(
+    given: Arrays,
+    states_TS: np.ndarray,
+    texts_TS: np.ndarray,
+    *,
+    sample: int,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    added: int,
+    so_far: bool,
+) -> Contents:
+    """The facts of a sample: small arrays, and a table by step, layer and head of narrow numbers
+    with the token and state of the strongest key.
 
     Args:
-        run: the run folder, open, in which the tokens of the sample are.
-        one: holds the arrays.
+        given: arrays as they are stored.
+        states_TS: state of each position at each recorded step, -1 if it is not there.
+        texts_TS: text of the token there.
+        sample: its number.
         layers: recorded layers.
         heads: recorded heads.
+        added: added sink columns in front of the keys.
+        so_far: a step has the queries of all steps before it too.
     """
-    small = {name: array for name, array in one.facts.items() if AXES.get(name) != AXES["main"]}
-    run.arrays(
-        of_twin(FACTS, one.twin),
-        small,
-        {name: AXES.get(name, ("step", "layer")) for name in small},
-        dtype={name: str(array.dtype) for name, array in small.items() if array.dtype.kind == "f"},
-        part=one.index,
-    )
-    run.table(of_twin(FACTS_TABLE, one.twin), _wide(one, layers, heads), part=one.index)
-
-
-def _wide(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> pd.DataFrame:
-    """The facts by step, layer and head, and the token and state of the strongest key; narrow
-    numbers.
-    """
-    found = sample.facts
+    found = facts(given.values, states_TS, added=added, so_far=so_far)
+    found |= means(given.values, given.dims)
+    small = {name: one for name, one in found.items() if AXES.get(name) != AXES["main"]}
+    axes = {name: AXES.get(name, ("step", "layer")) for name in small}
     main_TLH = found["main"]
-    step_TLH, layer_TLH, head_TLH = np.meshgrid(sample.step_numbers_T, layers, heads, indexing="ij")
-    columns: dict[str, Any] = {
-        "step": step_TLH,
-        "layer": layer_TLH,
-        "head": head_TLH,
-        "key": main_TLH,
-        "position": main_TLH - sample.added,
-    }
-    at = np.arange(len(main_TLH))[:, None, None], np.maximum(main_TLH, 0)
-    for name, labels_TK in (("token", sample.labels_TK), ("state", sample.ages_TK)):
-        columns[name] = np.where(main_TLH < 0, None, labels_TK[at])
+    places = np.meshgrid(found["step_number"], layers, heads, indexing="ij")
+    position_TLH = main_TLH - added
+    at = np.arange(len(main_TLH))[:, None, None], np.maximum(position_TLH, 0)
+    columns: dict[str, Any] = {"sample": np.full(main_TLH.shape, sample)}
+    columns |= dict(zip(("step", "layer", "head"), places, strict=True))
+    columns |= {"key": main_TLH, "position": position_TLH}
+    texts_TS = np.where(states_TS == STATES.index("masked"), MASK, texts_TS)
+    for name, labels_TS in (("token", texts_TS), ("state", token_ages(states_TS))):
+        labels_TLH = np.where(position_TLH < 0, ADDED, labels_TS[at])
+        columns[name] = np.where(main_TLH < 0, None, labels_TLH)
     columns |= {name: found[name].astype(np.float16) for name in WIDE}
-    return pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+    table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+    return Contents({FACTS_TABLE: table}, {FACTS: _as_stored(small, axes)})
+
+
+def _as_stored(arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]]) -> Arrays:
+    """Arrays that keep their types."""
+    dtype = {name: str(one.dtype) for name, one in arrays.items() if one.dtype.kind == "f"}
+    return Arrays(arrays, dims, dtype)
+
+
+def _grid(rows: Sequence[np.ndarray], absent: int) -> np.ndarray:
+    """Arrays of different length as the rows of one."""
+    width = max(map(len, rows), default=0)
+    padded = [np.pad(row, (0, width - len(row)), constant_values=absent) for row in rows]
+    return np.array(padded).reshape(len(rows), width)
 
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:

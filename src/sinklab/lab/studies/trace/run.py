@@ -1,7 +1,8 @@
 """A trace, run: texts written under observation, then with sinks blocked."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from sinklab.core.sinks import STATES
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
 from sinklab.lab.measures import MaskSinks, Random
+from sinklab.lab.records import Arrays, Contents
 from sinklab.lab.scoring import (
     Moment,
     Task,
@@ -26,11 +28,12 @@ from sinklab.lab.scoring import (
 )
 from sinklab.lab.studies import Meter, Progress, Row, Work, text_of
 from sinklab.lab.studies.trace.recording import Recorder, Selection
-from sinklab.lab.studies.trace.study import STATISTICS, StudySettings, Trace
+from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
 
-TOGETHER = Trace.together
-# canvas positions of texts that are written in one batch, at most
 POSITIONS = 512
+"""Canvas positions of texts that are written in one batch, at most."""
+SAMPLES, BYTES = 16, 1 << 26
+"""Samples of a part, and bytes of received attention in it, at most."""
 
 
 def follow(
@@ -57,54 +60,64 @@ def follow(
 Followed = tuple[Recorder, list[Moment], InterventionLog]
 
 
-def companions(tasks: list[Task], sample: int) -> list[int]:
-    """Samples to write in one batch with this one, itself among them.
+def in_one_batch(tasks: list[Task]) -> bool:
+    """Whether these samples are written in one batch.
 
     Short texts take most of their time to read the weights, which a batch reads once. Its rows are
     what they would be alone, up to rounding; bit for bit they depend on the batch, which is
     therefore the same whatever is missing when a run is resumed or shared.
     """
-    task = tasks[sample]
+    task = tasks[0]
     settings = task.settings
     usual = DecodingSettings(
         steps=settings.steps, block_length=settings.block_length, seed=settings.seed
     )
-    some = [one for one in range(len(tasks)) if one // TOGETHER == sample // TOGETHER]
     model = task.loaded.model
     stands_alone = (
-        not vars(usual).items() <= vars(settings).items()
+        len(tasks) == 1
+        or not vars(usual).items() <= vars(settings).items()
         or settings.maps
         or not settings.new_tokens
         or not {*settings.statistics} <= {*STATISTICS}
         # masks alone are all alike: a tie, which rounding would decide
-        or not all(tasks[one].prompt.ids for one in some)
-        or len(some) * max(tasks[one].positions for one in some) > POSITIONS
+        or not all(one.prompt.ids for one in tasks)
+        or len(tasks) * max(one.positions for one in tasks) > POSITIONS
         or not task.is_fast
         or model.config.block_length
     )
-    if stands_alone:
-        return [sample]
-    return some
+    return not stands_alone
 
 
-def follow_together(
-    tasks: list[Task], some: list[int], selection: Selection, meter: Meter
-) -> dict[int, Followed]:
-    """Write these samples, several of them in one batch, each with a recorder of its own."""
-    task = tasks[some[0]]
-    if len(some) == 1:
-        recorder = Recorder(task, selection)
-        return {some[0]: (recorder, *follow(task, meter, recorder))}
-    requests = [WritingRequest(tasks[one].prompt.ids) for one in some]
+def part_size(plan: "Plan") -> int:
+    """Samples of a part: `SAMPLES`, or half as many as often as it takes to have less than `BYTES`
+    of received attention.
+    """
+    settings = plan.tasks[0].settings
+    cells = 2 * len(plan.selection.layers) * len(plan.selection.heads)
+    if "received_by_state" in settings.statistics:
+        cells *= 1 + len(STATES)
+    largest = max(
+        cells * math.ceil(task.most_steps / settings.every) * task.positions for task in plan.tasks
+    )
+    count = SAMPLES
+    while settings.keep_arrays and count > 1 and count * largest > BYTES:
+        count //= 2
+    return count
+
+
+def follow_together(tasks: list[Task], selection: Selection, meter: Meter) -> list[Followed]:
+    """Write these samples in one batch, each with a recorder of its own."""
+    task = tasks[0]
+    requests = [WritingRequest(one.prompt.ids) for one in tasks]
     texts = Writing(task.loaded, requests, task.settings, task.settings.new_tokens, ends=False)
-    followed: dict[int, Followed] = {}
+    followed: list[Followed] = []
     writer: Any
     with texts.begin() as writer:
-        for one, pad in zip(some, writer.pad_B.tolist(), strict=True):
-            followed[one] = Recorder(tasks[one], selection, pad=pad), [], writer.log
-        first = followed[some[0]][0]
+        for one, pad in zip(tasks, writer.pad_B.tolist(), strict=True):
+            followed.append((Recorder(one, selection, pad=pad), [], writer.log))
+        first = followed[0][0]
         for step in writer.steps(partial(first.watching, canvas=writer.canvas)):
-            for row, (recorder, moments, _) in enumerate(followed.values()):
+            for row, (recorder, moments, _) in enumerate(followed):
                 moments.append(step.moment(row))
                 if step.seen is not None:
                     recorder.add(step.seen, moments[-1], row)
@@ -153,17 +166,16 @@ def _tokens(
     task: Task, moments: list[Moment], sample: int, roles: Mapping[int, str]
 ) -> dict[str, Any]:
     """The token at each position before each recorded step."""
-    kept = [moment for moment in moments if task.settings.records(moment.index)]
-    lengths = [len(moment.ids_S) for moment in kept]
-    ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
-    states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in kept)])
+    lengths = [len(moment.ids_S) for moment in moments]
+    ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in moments)])
+    states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in moments)])
     positions = np.concatenate([np.empty(0, np.int32), *map(np.arange, lengths)], dtype=np.int32)
     different, number = np.unique(ids, return_inverse=True)
     texts = [token_text(task.loaded.tokenizer, one) for one in different.tolist()]
     special = [roles.get(one, "") for one in different.tolist()]
     return {
         "sample": np.full(len(ids), sample),
-        "step": np.repeat([moment.index for moment in kept], lengths).astype(np.int64),
+        "step": np.repeat([moment.index for moment in moments], lengths).astype(np.int64),
         "position": positions,
         "token_id": ids,
         "text": np.array(texts, dtype=object)[number],
@@ -243,53 +255,69 @@ def _check_hidden(task: Task, text: str) -> None:
             )
 
 
-def write_samples(work: Work) -> None:
-    """Write the missing samples, each as its part of the run; its texts last, so that they mark
-    the end.
+def meter_of(plan: Plan, progress: Progress, samples: int) -> Meter:
+    """Counts the steps of so many samples, each written once more for every number of blocked
+    sinks.
     """
-    run, settings, tasks = work.run, work.settings, work.plan.tasks
-    roles = special_roles(work.loaded)
-    texts = len(work.samples) * (1 + len(settings.mask_sinks))
-    meter = Meter(work.progress, texts, settings.steps or max(task.most_steps for task in tasks))
-    selection = work.plan.selection
-    written = {}
-    for sample in work.samples:
-        meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
-        if sample not in written:
-            written = follow_together(tasks, companions(tasks, sample), selection, meter)
-        recorder, moments, log = written.pop(sample)
-        task = tasks[sample]
-        run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-        steps = [
-            {
-                "sample": sample,
-                "step": moment.index,
-                "block": moment.block,
-                "masked": int((moment.state_S == 0).sum()),
-                "committed": moment.committed,
-                "queries": recorder.queries.get(moment.index),
-            }
-            for moment in moments
-        ]
-        run.table("steps", steps, part=sample)
-        recorder.write(run, sample)
-        if recorder.maps:
-            # each map has axes of its own: their sizes differ
-            axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
-            run.arrays("maps", recorder.maps, axes, part=sample)
-        if task.edits:
-            clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
-            if clipped:
-                run.table("clipped", clipped, part=sample)
-            removals = log.table(keys=True)
-            samples = np.full(len(removals["forward"]), sample)
-            run.table("removals", {"sample": samples, **removals}, part=sample)
-        generations = [_generation(task, sample, moments, 0, log)]
-        selector = None
-        if not task.is_diffusion:
-            selector = "last_row"
-        for k in task.settings.mask_sinks:
-            meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-            edited, edited_log = follow(task, meter, None, MaskSinks(k=k, scores=selector))
-            generations.append(_generation(task, sample, edited, k, edited_log))
-        run.table("generations", generations, part=sample)
+    settings = plan.tasks[0].settings
+    steps = settings.steps or max(task.most_steps for task in plan.tasks)
+    return Meter(progress, samples * (1 + len(settings.mask_sinks)), steps)
+
+
+def make(work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+    """Write these samples, and note what was seen."""
+    plan, meter = work.plan, work.meter
+    tasks = [plan.tasks[sample] for sample in samples]
+    total, contents = len(plan.tasks), {}
+    together: list[Followed] = []
+    if in_one_batch(tasks):
+        meter.stage(f"writing samples {samples[0] + 1} to {samples[-1] + 1} of {total}")
+        together = follow_together(tasks, plan.selection, meter)
+    for place, (sample, task) in enumerate(zip(samples, tasks, strict=True)):
+        if together:
+            followed = together[place]
+        else:
+            meter.stage(f"writing sample {sample + 1} of {total} under observation")
+            recorder = Recorder(task, plan.selection)
+            followed = (recorder, *follow(task, meter, recorder))
+        contents[sample] = _contents(task, sample, followed, meter)
+    return contents
+
+
+def _contents(task: Task, sample: int, followed: Followed, meter: Meter) -> Contents:
+    """Tables and arrays of a sample that was written; sinks are blocked in further ones."""
+    recorder, moments, log = followed
+    tables, arrays = recorder.contents(sample)
+    roles = special_roles(task.loaded)
+    found = {**tables, "tokens": _tokens(task, recorder.moments, sample, roles)}
+    found["steps"] = [
+        {
+            "sample": sample,
+            "step": moment.index,
+            "block": moment.block,
+            "masked": int((moment.state_S == 0).sum()),
+            "committed": moment.committed,
+            "queries": recorder.queries.get(moment.index),
+        }
+        for moment in moments
+    ]
+    if task.edits:
+        clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
+        if clipped:
+            found["clipped"] = clipped
+        removals = log.table(keys=True)
+        found["removals"] = {"sample": np.full(len(removals["forward"]), sample), **removals}
+    generations = [_generation(task, sample, moments, 0, log)]
+    selector = None
+    if not task.is_diffusion:
+        selector = "last_row"
+    for k in task.settings.mask_sinks:
+        meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
+        edited, edited_log = follow(task, meter, None, MaskSinks(k=k, scores=selector))
+        generations.append(_generation(task, sample, edited, k, edited_log))
+    found["generations"] = generations
+    if recorder.maps:
+        # each map has axes of its own: their sizes differ
+        axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
+        return Contents(found, {**arrays, "maps": Arrays(recorder.maps, axes)})
+    return Contents(found, arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,11 @@ from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.registry import studies
-from sinklab.lab.studies import Progress, Study, Work, describe
+from sinklab.lab.studies import Meter, Progress, Study, Work, describe
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
-    from sinklab.lab.records import Run
+    from sinklab.lab.records import Contents, Run
 
 
 PROMPTS = (
@@ -176,7 +177,6 @@ class Trace(Study):
     Settings: ClassVar[type] = StudySettings
     group = "watch"
     kind = "study"
-    parts = "generations"
     shards = True
     together = 4
 
@@ -186,11 +186,23 @@ class Trace(Study):
 
         return prepare(loaded, settings, progress)
 
-    def run(self, work: Work) -> None:
-        """Write texts under observation."""
-        from sinklab.lab.studies.trace.run import write_samples
+    def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+        """Texts, written under observation."""
+        from sinklab.lab.studies.trace.run import make
 
-        write_samples(work)
+        return make(work, samples)
+
+    def part_size(self, plan: Any) -> int:
+        """Samples of a part: few, if their attention is large."""
+        from sinklab.lab.studies.trace.run import part_size
+
+        return part_size(plan)
+
+    def meter(self, plan: Any, settings: Any, progress: Progress, samples: int) -> Meter:
+        """Counts the steps of so many samples."""
+        from sinklab.lab.studies.trace.run import meter_of
+
+        return meter_of(plan, progress, samples)
 
     def finish(self, work: Work) -> None:
         """Controls, and what follows from all samples."""
@@ -235,7 +247,7 @@ class Trace(Study):
 
 
 study = Trace()
-"""Trace a model while it writes and keep everything: one part per sample.
+"""Trace a model while it writes and keep everything.
 
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
 masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
