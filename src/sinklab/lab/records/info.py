@@ -178,9 +178,9 @@ def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
         for file, checksum in raw[name].items():
             # a name that leads out of the folder is none of ours
             places = Path(file).parts
-            is_inside = places and not {"..", "/"} & {*places}
+            is_inside = bool(places) and not {"..", "/"} & {*places}
             if name == "files":
-                is_inside = _FILE.fullmatch(file)
+                is_inside = _FILE.fullmatch(file) is not None
             if not is_inside or not isinstance(checksum, str):
                 yield name
 

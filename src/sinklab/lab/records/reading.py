@@ -274,7 +274,7 @@ def _dims(handle: Any) -> dict[str, tuple[str, ...]]:
         # of its shape, without memory
         array = np.broadcast_to(0, handle.get_slice(key).get_shape())
         samples.setdefault(sample, {})[name] = array
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for arrays in samples.values():
         found |= checked_dims(arrays, {name: noted[name] for name in arrays})
     return found
