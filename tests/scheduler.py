@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 from sinklab.lab.records import open_run
 from small_runs import Sleeping, contents, launched
@@ -24,6 +25,7 @@ def sleeping(out, shard):
 
 
 def traced(out, shard):
+    from sinklab.lab.studies.trace import run
     from sinklab.lab.studies.trace.study import StudySettings, study
 
     how = {
@@ -33,7 +35,10 @@ def traced(out, shard):
         "twin": True,
     }
     prompts = tuple(f"The sea {number}" for number in range(8))
-    study(tiny_loaded(1), out, StudySettings(prompts=prompts, temperature=1.0, **how), shard=shard)
+    settings = StudySettings(prompts=prompts, temperature=1.0, **how)
+    # few samples make a part, so that there are parts to share
+    with patch.object(run, "SAMPLES", 1):
+        study(tiny_loaded(1), out, settings, shard=shard)
 
 
 def evaluated(out, shard):

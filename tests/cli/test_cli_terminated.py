@@ -38,15 +38,15 @@ STUDIES = {
     "trace": (
         f"trace The sea boat --model model {WRITES} --statistics received",
         RunWriter,
-        "table",
-        4,
+        "write",
+        1,
         "tokens",
     ),
     "ablate": (
         "curve --by layer --model model --rows 3 --length 16",
         RunWriter,
-        "table",
-        2,
+        "write",
+        1,
         "ablation",
     ),
     "eval": (

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 """Ending of the names of locks; that of the whole folder has no other name."""
-PATIENCE = 10.0
+PATIENCE = 600.0
 """Seconds that a run waits at its start for a process that writes results of all parts."""
 
 
