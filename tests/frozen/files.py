@@ -65,7 +65,7 @@ FORM = (
 def of_json(path: Path) -> Any:
     """What a JSON file says, without what hangs on the day and the machine."""
     said = json.loads(path.read_text())
-    for name in ("versions", "checksums"):
+    for name in ("versions", "files", "others"):
         if name in said:
             said[name] = [*said[name]]
     if "backbone" in said:
