@@ -52,8 +52,8 @@ STUDIES = {
     "eval": (
         f"eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 {WRITES}",
         RunWriter,
-        "table",
-        2,
+        "write",
+        1,
         "samples",
     ),
 }

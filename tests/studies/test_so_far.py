@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from sinklab import intervene, trace
 from sinklab.core.registry import interventions
-from sinklab.lab.studies.trace.so_far import SoFar
+from sinklab.lab.studies.trace.recording import SoFar
 from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_llama import tiny_llama

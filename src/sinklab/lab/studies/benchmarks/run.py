@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded, load
-from sinklab.lab.records import RUN_FILE, RunWriter, open_run, read_info
+from sinklab.lab.records import RUN_FILE, Contents, RunWriter, open_run, read_info
 from sinklab.lab.scoring.requests import scoring_edits
 from sinklab.lab.studies import (
     Audience,
@@ -183,28 +183,34 @@ def answer(work: Work) -> None:
     """Answer the requests of some parts; each part is kept when it is done."""
     model, progress = work.plan, work.progress
     tasks = model.tasks["tasks"]
-    for task, some in groupby(work.samples, lambda part: model.asked[part][0].task_name):
+    for task, some in groupby(work.run.missing, lambda part: model.asked[part][0].task_name):
         parts = {part: model.asked[part] for part in some}
         total = sum(map(len, parts.values()))
         progress.stage(f"{task}: {total} answers")
         progress.count(0, total)
         began, done, documents = time.perf_counter(), 0, set()
         for part, requests in parts.items():
-            answers = model.answered(requests, _counter(progress, done, len(requests), total))
+            made = contents(model, requests, _counter(progress, done, len(requests), total))
+            work.run.write(part, {part: made})
             done += len(requests)
             progress.count(done, total)
             documents |= {request.doc_id for request in requests}
-            rows, sinks = [], []
-            for place, given in zip(places_of(requests), answers, strict=True):
-                about = dict(zip(PLACE, place, strict=True))
-                sinks += [about | fact for fact in given["sinks"]]
-                rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
-            if sinks:
-                work.run.table("sinks", sinks, part)
-            work.run.table("answers", rows, part)
         if model.settings.limit is not None:
             spent = (time.perf_counter() - began) / work.shard[1]
             progress.whole += spent * len(tasks[task].eval_docs) / len(documents)
+
+
+def contents(model: SinklabLM, requests: list[Any], tick: Callable[[float], object]) -> Contents:
+    """Answers to requests, a row of JSON each, and facts of the sinks of those that are watched."""
+    rows, sinks = [], []
+    answers = model.answered(requests, tick)
+    for place, given in zip(places_of(requests), answers, strict=True):
+        about = dict(zip(PLACE, place, strict=True))
+        sinks += [about | fact for fact in given["sinks"]]
+        rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
+    if sinks:
+        return Contents({"answers": rows, "sinks": sinks})
+    return Contents({"answers": rows})
 
 
 def _counter(progress: Progress, before: int, most: int, total: int) -> Callable[[float], None]:
@@ -278,7 +284,8 @@ def score_only(settings: EvalSettings) -> list[str]:
         right = samples.loc[samples["task"] == task, "right"]
         row = scores["task"] == task
         scores.loc[row, ["value", "stderr", "kept"]] = right.mean(), right.sem(), 0
-    about = {name: getattr(run.info, name) for name in ("kind", "model", "settings", "seed")}
+    names = ("kind", "model", "settings", "seed", "samples", "part_size")
+    about = {name: getattr(run.info, name) for name in names}
     with RunWriter(run.path, **about, resume=True) as writer:
         writer.table("samples", samples)
         writer.table("scores", scores)

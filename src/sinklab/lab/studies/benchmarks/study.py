@@ -13,11 +13,11 @@ from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Study, Work, ascending
+from sinklab.lab.studies import Study, Work, ascending, nothing
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
-    from sinklab.lab.records import Run
+    from sinklab.lab.records import Contents, Run
     from sinklab.lab.studies.progress import Progress
 
 MASKING = {
@@ -249,7 +249,6 @@ class Evaluation(Study):
     Settings = EvalSettings
     group = "evaluate"
     kind = "benchmark"
-    parts = "answers"
     permissions = ("run_code", "score_only")
     shards = True
 
@@ -306,6 +305,12 @@ class Evaluation(Study):
         from sinklab.lab.studies.benchmarks.run import answer
 
         answer(work)
+
+    def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+        """Answers of some parts."""
+        from sinklab.lab.studies.benchmarks.run import contents
+
+        return {part: contents(work.plan, work.plan.asked[part], nothing) for part in samples}
 
     def finish(self, work: Work) -> None:
         """Write scores, answers and doses, and lm-eval's own files."""

@@ -26,11 +26,11 @@ from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
 from sinklab.lab.analysis.facts import AXES, FACTS, FACTS_TABLE, WIDE, facts, means
 from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
 from sinklab.lab.checkpoints import token_text
+from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, Arrays, Contents, of_twin
 from sinklab.lab.records.storage import stored
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
-from sinklab.lab.studies.trace.so_far import SoFar
 from sinklab.lab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
@@ -351,16 +351,12 @@ class Recorder:
         self._tables[statistics.name_of(self._kinds[name])].append(rows)
 
     def tables(self, sample: int) -> dict[str, pd.DataFrame]:
-        """Small tables by name. "states": the attention that positions in each state receive and
-        the norms of their vectors, by step and layer. One of each statistic that has `columns`
+        """Small tables by name: "states", and one of each statistic that has `columns`
         ("massive_activations").
 
-        received and received_from_masked are multiples of an even share (the mean weight of the
-        queries that see a key, times the positions; without keys that too few see to be judged);
-        sink_heads is the share of all recorded heads in which the position is a sink (the default
-        rule), sink_heads_any its mean over all positions, sink_heads_next the same in the layer
-        that reads the hidden state, NaN if that was not recorded. NaN as well if fewer than 8
-        masked queries ran.
+        received and received_from_masked are multiples of an even share; sink_heads is the share of
+        all recorded heads in which the position is a sink (the default rule), sink_heads_any its
+        mean over all positions, sink_heads_next the same in the layer that reads the hidden state.
         """
         tables = {}
         for name, parts in self._tables.items():
@@ -502,3 +498,75 @@ def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
         # the writer widens, with a warning, numbers that half precision cannot hold
         return array
     return narrow
+
+
+class SoFar:
+    """Column sums of one text over all its queries so far, as a forward over the whole text would
+    give them.
+
+    Under a cache every forward has the rows of its own queries alone; added up they are the columns
+    of the causal map. A forward over the whole text (the prompt, or one without a cache) begins
+    anew.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.queries = 0
+        """Queries so far."""
+        self.received = np.zeros((0, 0, 0), np.float32)
+        """(L, H, K) column sums."""
+        self.visible = np.zeros(0, np.float32)
+        """(K,) queries that may see the key."""
+        self._windows: list[np.ndarray] = []
+
+    def add(
+        self,
+        received_LHK: np.ndarray,
+        visible_K: np.ndarray,
+        window_WLHK: np.ndarray,
+        added: int = 0,
+    ) -> None:
+        """Add the column sums of one forward, and of its queries, `WINDOW` after another.
+
+        Raises ValueError for a forward of several queries that begins inside of a window.
+        """
+        ran = int(visible_K.max())
+        if ran == np.count_nonzero(visible_K[added:]):
+            self._begin()
+        begins, into = divmod(self.queries, WINDOW)
+        if into and ran > 1:
+            raise ValueError(
+                f"rows are added up of whole prompts and single tokens, but after {self.queries} "
+                f"queries came a forward of {ran}: read the text in one piece, or token by token"
+            )
+        keys = received_LHK.shape[-1]
+        self.received = _widened(self.received, received_LHK.shape) + received_LHK
+        self.visible = np.pad(self.visible, (0, keys - len(self.visible))) + visible_K
+        for number, sums_LHK in enumerate(window_WLHK, begins):
+            if number == len(self._windows):
+                self._windows.append(np.zeros((0, 0, 0), np.float32))
+            self._windows[number] = _widened(self._windows[number], sums_LHK.shape) + sums_LHK
+        self.queries += ran
+
+    def windows(self, keys: int, added: int = 0) -> np.ndarray:
+        """(W, L, H, keys) mean weight that the queries of each whole window give the keys that all
+        of them may see.
+
+        Window w has the queries 8w … 8w + 7 of the text; the other keys hold NaN. Of the text, the
+        first ``keys`` keys, with `added` sinks in front; a window beyond them is left out.
+        """
+        whole = min(self.queries, keys - added) // WINDOW
+        found = np.full((whole, *self.received.shape[:2], keys), np.nan, np.float32)
+        for number, sums_LHK in enumerate(self._windows[:whole]):
+            seen = added + number * WINDOW + 1
+            found[number, ..., :seen] = sums_LHK[..., :seen] / WINDOW
+        return found
+
+
+def _widened(sums_LHK: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The sums with zeros for keys, heads or layers that did not exist yet."""
+    return np.pad(
+        sums_LHK, [(0, size - had) for size, had in zip(shape, sums_LHK.shape, strict=True)]
+    )
