@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import save_file
 
 import sinklab
@@ -243,11 +242,6 @@ def test_configs(checkpoint, tmp_path):
 def test_checkpoints(checkpoint, tmp_path):
     cases(checkpoint, tmp_path, 60, load, only="*.json")
     cases(checkpoint, tmp_path, 30, load, only="*.safetensors")
-    weights = tmp_path / "pickled"
-    shutil.copytree(checkpoint, weights)
-    torch.save({"x": torch.ones(2)}, weights / "pytorch_model.bin")
-    (weights / "model.safetensors").unlink()
-    cases(weights, tmp_path, 30, lambda folder: load(folder, allow_pickle=True), only="*.bin")
 
 
 def test_prompts_corpora_and_answers(tmp_path):

@@ -10,21 +10,13 @@ from transformers import LlamaForCausalLM
 
 import published_toys as toys
 import sinklab
-from refusals import refused, refusing
+from refusals import refused
 from sinklab.lab.checkpoints import describe, materialize
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.published import PACKAGED
 from sinklab.lab.records import weights_hash
 from sinklab.lab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
-
-
-def test_a_gate_that_gets_a_bias_keeps_its_weight():
-    save_tiny("m", gate="elementwise")
-    before, after = load("m").model, load("m", gate_bias=4.0).model
-    for old, new in zip(before.gates, after.gates, strict=True):
-        assert torch.equal(new.weight, old.weight)
-        assert (new.bias == 4.0).all()
 
 
 @pytest.mark.parametrize(
@@ -135,19 +127,15 @@ def test_the_packaged_models_differ_in_objective_and_sink_alone():
     )
 
 
-ASKED = [
-    {"attn_implementation": "evil/kernel"},
-    {"_attn_implementation": "evil/kernel"},
-    {"_attn_implementation_internal": "evil/kernel"},
-    {
-        "_attn_implementation_autoset": True,
-        "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"},
-    },
-    {"experts_implementation": "evil/kernel", "_experts_implementation_internal": "evil/kernel"},
-    {"attn_implementation": "eager"},
-    {"output_attentions": True},
-    {"attn_implementation": "flash_attention_2"},
-]
+ASKED = {
+    "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"},
+    "_attn_implementation": "evil/kernel",
+    "_attn_implementation_internal": "flash_attention_2",
+    "_attn_implementation_autoset": True,
+    "experts_implementation": "evil/kernel",
+    "_experts_implementation_internal": "evil/kernel",
+    "output_attentions": True,
+}
 
 
 @pytest.fixture
@@ -168,15 +156,9 @@ def built(monkeypatch):
     return models
 
 
-@pytest.mark.parametrize(
-    "where, asked",
-    [
-        *(("nested", asked) for asked in ASKED),
-        *zip(["causal", "start", "own", "llada"] * 2, ASKED, strict=True),
-    ],
-    ids=str,
-)
-def test_the_attention_is_not_the_checkpoints_to_choose(tmp_path, built, asked, where):
+@pytest.mark.parametrize("where", ["nested", "causal", "start", "own", "llada"])
+def test_the_attention_is_not_the_checkpoints_to_choose(tmp_path, built, where):
+    asked = ASKED
     if where == "llada":
         toys.llada(tmp_path)
     elif where in ("causal", "start"):
@@ -249,26 +231,3 @@ def test_settings_of_the_wrong_kind_are_refused(tmp_path):
     }.items():
         asked = {"as_diffusion": True, "mask_token_id": 3, name: value}
         refused(f"{name} must be .*{value!r}", load, tmp_path, **asked)
-
-
-def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path):
-    folder, tensors = toys.smdm(tmp_path)
-    (folder / "config.json").unlink()
-    (folder / "model.safetensors").unlink()
-    torch.save({"model": tensors}, folder / "iter-000100-ckpt.pth")
-    message = (
-        r"no readable config\.json.*for SMDM's iter-000100-ckpt\.pth write one beside it.* "
-        r"padded_vocab_size, n_embd"
-    )
-    for call in (load, describe):
-        with refusing(message) as caught:
-            call(folder)
-    # the fields it names are enough
-    names = (
-        re.search("trained with: (.*), n_query_groups where", str(caught.value))
-        .group(1)
-        .split(", ")
-    )
-    config = {name: toys.SMDM[name] for name in [*names, "n_query_groups"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert load(folder, allow_pickle=True).published_family == "smdm"

@@ -1,7 +1,6 @@
-"""Weight files: shards, pickles, damage, memory, dtype and placement."""
+"""Weight files: shards, damage, memory, dtype and placement."""
 
 import json
-import pickle
 from pathlib import Path
 
 import accelerate
@@ -75,80 +74,6 @@ def test_a_single_file_may_have_any_name(tmp_path):
     before = logits(folder)
     (folder / "model.safetensors").rename(folder / "mdm-472M.safetensors")
     assert torch.equal(logits(folder), before)
-
-
-@pytest.mark.parametrize(
-    "legacy, file, wrap",
-    [(True, "pytorch_model.bin", None), (False, "iter-000100-ckpt.pth", "model")],
-)
-def test_pickles_are_read_when_asked_for(tmp_path, legacy, file, wrap):
-    folder, tensors = toys.smdm(tmp_path, sink=1)
-    expected = logits(folder)
-    (folder / "model.safetensors").unlink()
-    content = {wrap: tensors, "optimizer": {"step": 3}} if wrap else tensors
-    torch.save(content, folder / file, _use_new_zipfile_serialization=not legacy)
-    refused(rf"\({file}\), .*allow_pickle=True", load, folder)
-    assert torch.equal(logits(folder, allow_pickle=True), expected)
-
-
-class Malice:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
-    folder, tensors = toys.smdm("m")
-    (folder / "model.safetensors").unlink()
-    ran = tmp_path / "ran"
-    content = {**tensors, "lm_head.weight": Malice(ran)}
-    torch.save(content, folder / "model.pth", _use_new_zipfile_serialization=not legacy)
-    for settings in ({}, {"allow_pickle": True}):
-        refused("pickled", load, folder, **settings)
-        assert not ran.exists()
-    # the same bytes would have run
-    Path("plain.pkl").write_bytes(pickle.dumps(Malice(ran)))
-    pickle.loads(Path("plain.pkl").read_bytes())
-    assert ran.exists()
-
-
-def test_a_pickle_beside_safetensors_is_not_opened(tmp_path):
-    folder, _ = toys.llada(tmp_path)
-    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
-    assert logits(folder, allow_pickle=True).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ([1, 2], "holds no state dict.*list"),
-        ({"a": 1}, "holds no state dict"),
-        (None, "cut short or damaged|unpickled"),
-    ],
-)
-def test_a_pickle_without_weights_is_refused(tmp_path, content, message):
-    folder, _ = toys.llada(tmp_path)
-    (folder / "model.safetensors").unlink()
-    if content is None:
-        (folder / "pytorch_model.bin").write_bytes(b"")
-    else:
-        torch.save(content, folder / "pytorch_model.bin")
-    refused(message, load, folder, allow_pickle=True)
-
-
-def test_sharded_pickles(tmp_path):
-    folder, tensors = toys.llada(tmp_path)
-    expected = logits(folder)
-    (folder / "model.safetensors").unlink()
-    names = list(tensors)
-    for number, part in enumerate((names[::2], names[1::2])):
-        torch.save({name: tensors[name] for name in part}, folder / f"pytorch_model-{number}.bin")
-    places = {name: f"pytorch_model-{number % 2}.bin" for number, name in enumerate(names)}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-    assert torch.equal(logits(folder, allow_pickle=True), expected)
 
 
 MEASURE = """
@@ -263,14 +188,6 @@ def test_a_model_has_the_type_that_suits_its_machine_and_says_so(tmp_path, monke
         assert f"weights in {expected}, which suits this machine" in loaded.notes
     # what config.json says stays what it was
     assert load(folder, dtype="auto").model.dtype == torch.float32
-
-
-def test_a_gpu_is_asked_for_units_and_not_for_emulation(monkeypatch):
-    for has in (True, False):
-        monkeypatch.setattr(
-            torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has
-        )
-        assert materialize.machine_type("cuda:1") == (torch.bfloat16 if has else torch.float32)
 
 
 SPLIT = {

@@ -188,7 +188,6 @@ HOSTILE = {
     "resume": True,
     "overwrite": True,
     "run_code": True,
-    "allow_pickle": True,
     "plugin": "evil.py",
     "shard": "0/2",
     "score_only": "stolen",
@@ -217,7 +216,7 @@ def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys, monkeypatch)
     for name, text, message in (
         ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
         ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
-        ("flags", '{"settings": {"rule": "entropy", "prompts": ["--allow-pickle"]}}', None),
+        ("flags", '{"settings": {"rule": "entropy", "prompts": ["--run-code"]}}', None),
     ):
         Path(f"{name}.json").write_text(text)
         status = cli(f"trace --model {model} --config {name}.json")

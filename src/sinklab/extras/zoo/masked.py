@@ -58,7 +58,6 @@ class MaskedLanguageModel(Family):
         row: Published | None,
         *,
         dtype: torch.dtype,
-        allow_pickle: bool,
     ) -> dict[str, Any]:
         """The model as transformers reads it. Raises ValueError if it cannot, or a tensor of the
         model is not there.
@@ -66,11 +65,8 @@ class MaskedLanguageModel(Family):
         build: Any = getattr(transformers, self.own_class)
         name = folder.name
         how: dict[str, Any] = {"config": plan.whole, "dtype": dtype, "attn_implementation": "sdpa"}
-        hint = ""
-        if not allow_pickle:
-            how["use_safetensors"] = True
-            hint = " (allow_pickle=True reads .bin files too)"
-        with refused(f"the weights of {name} cannot be read{hint}"):
+        how["use_safetensors"] = True
+        with refused(f"the weights of {name} cannot be read"):
             model, found = build.from_pretrained(str(folder), output_loading_info=True, **how)
         lacking = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
         if lacking:

@@ -223,7 +223,6 @@ class Family:
         row: Published | None,
         *,
         dtype: torch.dtype,
-        allow_pickle: bool,
     ) -> dict[str, Any]:
         """Fields of the result of `sinklab.load`, but for its name; the model is on the CPU.
 
@@ -232,7 +231,6 @@ class Family:
             plan: of the checkpoint.
             row: known facts of it, by its name.
             dtype: of the weights.
-            allow_pickle: also read ``.bin`` files.
 
         Raises:
             ValueError: if the folder cannot be read.
@@ -244,12 +242,6 @@ class Family:
         -> its value.
         """
         return {}
-
-    def missing_config(self, folder: Path) -> str:
-        """Advice for a folder of this family without ``config.json``; empty if nothing points to
-        it.
-        """
-        return ""
 
     def field(self, config: Config, name: str) -> Any:
         """A field that must be there. Raises ValueError if it is absent, with the near names that
@@ -309,10 +301,10 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         return read_json(path, dict)
     except OSError as error:
-        hints = "".join(family.missing_config(path.parent) for family in known_families().values())
+        hints = ""
         of_run = path.parent / "model"
         if of_run.is_dir():
-            hints += f"; it is a run, whose model is {of_run}"
+            hints = f"; it is a run, whose model is {of_run}"
         raise unloadable(name, f"it has no readable config.json ({error}){hints}") from error
     except ValueError as error:
         raise unloadable(name, f"its config.json is damaged ({error})") from error

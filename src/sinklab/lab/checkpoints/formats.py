@@ -4,7 +4,6 @@ Llama, Qwen and GLM-4-MoE.
 
 # in a fused projection: G key/value heads, P query heads for each, D head dim, E hidden size
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -232,20 +231,6 @@ class SMDM(Family):
         head_dim = backbone.hidden_size // backbone.num_attention_heads
         return name, partial(
             _projection, kind=kind, groups=backbone.num_key_value_heads, head_dim=head_dim
-        )
-
-    def missing_config(self, folder: Path) -> str:
-        """SMDM's training writes none."""
-        pickled = sorted(path.name for path in folder.glob("*.pth"))
-        if not pickled:
-            return ""
-        fixed = ", ".join(f"{field}={values[0]!r}" for field, values in self.represented.items())
-        return (
-            f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the "
-            "lit-gpt Config it was trained with: "
-            f"{', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
-            "n_query_groups where key/value heads are shared, and, where they differ from "
-            f"{fixed}, these too"
         )
 
 

@@ -121,7 +121,6 @@ def load(
     device: torch.device | str | int | None = None,
     device_map: DeviceMap | None = None,
     revision: str | None = None,
-    allow_pickle: bool = False,
     as_diffusion: bool = False,
     sink: str | Path | None = None,
     **settings: Any,
@@ -129,8 +128,8 @@ def load(
     """Load a model and its tokenizer.
 
     Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run;
-    the attention is always sdpa. Weight files are mapped, so that the host holds the model once;
-    pickles from before torch 1.6 are held whole besides. A GGUF file is dequantised by
+    the attention is always sdpa. Weight files are mapped, so that the host holds the model once. A
+    GGUF file is dequantised by
     transformers, which holds its weights in float32 besides.
 
     Args:
@@ -143,7 +142,6 @@ def load(
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
             devices.
         revision: commit, branch or tag on the Hub.
-        allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its
             files say it.
         sink: a file of :func:`~sinklab.lab.checkpoints.save_sink` for a diffusion model
@@ -165,10 +163,7 @@ def load(
         others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion}
         return _packaged_adapters(name, base, dtype, device, others | settings)
     device_map = _placed(device, device_map)
-    wanted: tuple[str, ...] = weightfiles.SAFE
-    if allow_pickle:
-        wanted += weightfiles.PICKLED
-    place = published.resolve(name, revision, wanted)
+    place = published.resolve(name, revision, ("*.safetensors",))
     raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
@@ -177,12 +172,12 @@ def load(
         changed = settings or as_diffusion or sink is not None
         device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
         row, found = published.row_of(name, raw.get("_name_or_path"), plan)
-        parts = plan.family.read_whole(place, plan, row, dtype=kind, allow_pickle=allow_pickle)
+        parts = plan.family.read_whole(place, plan, row, dtype=kind)
         parts["model"].to(device_of_all)
         parts["notes"] += found
         return Loaded(name=name, revision=_commit(place, revision), **parts)
     stored = _stored_as(raw)
-    plan, weights, tokenizer = _opened(place, plan, raw, name, allow_pickle)
+    plan, weights, tokenizer = _opened(place, plan, raw, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     if place.suffix == gguf_files.SUFFIX:
         weights = gguf_files.read_weights(place, name, plan.backbone, kind)
@@ -204,7 +199,7 @@ def _stored_as(raw: dict[str, Any]) -> str:
 
 
 def _opened(
-    place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str, allow_pickle: bool
+    place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str
 ) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
     """The plan, completed from the weight files; these files; and the tokenizer."""
     if place.suffix == gguf_files.SUFFIX:
@@ -213,7 +208,7 @@ def _opened(
         return replace(plan, notes=(*plan.notes, note)), place, tokenizer
     weights: weightfiles.Weights | Path = place
     if not raw.get("quantization_config"):
-        weights = weightfiles.open_weights(place, name, allow_pickle)
+        weights = weightfiles.open_weights(place, name)
         plan = families.read(raw, name, weights.shapes)
     return plan, weights, tokens.read_tokenizer(place, plan, name)
 
@@ -229,7 +224,7 @@ def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_ch
         raise ValueError(
             f"{name} is a masked language model that transformers' own {plan.family.own_class} "
             "runs on one device: "
-            "it takes dtype, device, revision and allow_pickle; leave out the other options"
+            "it takes dtype, device and revision; leave out the other options"
         )
     return device
 

@@ -1,6 +1,5 @@
-"""The weight files of a checkpoint folder, read a tensor at a time; pickles only on request."""
+"""The weight files of a checkpoint folder, read a tensor at a time."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,8 @@ FLOATING = {
 }
 MAPPED_BYTES = 2**28
 UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
-SAFE = ("*.safetensors",)
-"""Names of weight files."""
-PICKLED = ("*.bin", "*.pth", "*.pt")
-"""Names of weight files that may run code when they are read."""
+PICKLED = (".bin", ".pth", ".pt")
+"""Ends of the names of weight files that may run code when they are read."""
 
 
 class Weights:
@@ -72,83 +69,48 @@ class Weights:
         return tensor
 
 
-def _unpickle(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled state dict, unpickled with ``weights_only=True`` and mapped if the
-    format allows it.
-    """
-    with refused(
-        f"{file.name} is damaged or holds more than tensors and was not unpickled, since that "
-        "could run code"
-    ):
-        # the format before torch 1.6, which is no archive, cannot be mapped
-        content = torch.load(
-            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
-        )
-    for key in ("model", "state_dict"):
-        # lit-gpt keeps the weights beside the state of the optimizer
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(
-        isinstance(value, Tensor) for value in content.values()
-    ):
-        raise ValueError(
-            f"{file.name} holds no state dict: expected names and tensors, found "
-            f"{type(content).__name__}"
-        )
-    return content
-
-
-def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
+def open_weights(folder: Path, name: str) -> Weights:
     """The weights of a folder: headers now, contents on request.
 
     Args:
         folder: a checkpoint.
         name: for messages.
-        allow_pickle: read ``.bin``, ``.pth`` or ``.pt`` files if there is no safetensors file.
 
     Raises:
-        ValueError: if there are none, only pickles that were not allowed, or a file that is
-            damaged.
+        ValueError: if there are none, only pickles, or a file that is damaged.
     """
     files = _files(folder, name)
-    pickled = files[0].suffix != ".safetensors"
-    if pickled and not allow_pickle:
-        raise ValueError(
-            f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; "
-            "convert them to "
-            "safetensors, or pass allow_pickle=True to read them with weights_only=True"
-        )
     with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
-        if not pickled:
-            return Weights({}, files)
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            tensors |= _unpickle(file)
-        return Weights(tensors)
+        return Weights({}, files)
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    for single, patterns in (("model.safetensors", SAFE), ("pytorch_model.bin", PICKLED)):
-        if (folder / single).is_file():
-            return [folder / single]
-        index = folder / f"{single}.index.json"
-        if index.is_file():
-            return _shards(index, name)
-        found = sorted(
-            path for pattern in patterns for path in folder.glob(pattern) if path.is_file()
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = folder / f"{single.name}.index.json"
+    if index.is_file():
+        return _shards(index, name)
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if len(found) > 1:
+        listed = ", ".join(path.name for path in found[:4])
+        raise ValueError(
+            f"{name} has several weight files and no index that says which belong together: "
+            f"{listed}"
         )
-        if len(found) > 1:
-            listed = ", ".join(path.name for path in found[:4])
-            raise ValueError(
-                f"{name} has several weight files and no index that says which belong together: "
-                f"{listed}"
-            )
-        if found:
-            return found
-    raise ValueError(
-        f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor "
-        ".bin, .pth or .pt (from the Hub, pickled weights are fetched with allow_pickle=True only)"
-    )
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    if pickled and not found:
+        raise ValueError(
+            f"the weights of {name} are pickled ({pickled[0]}), and unpickling can run code; "
+            "convert them where you trust them: safetensors.torch.save_file(torch.load("
+            f"{pickled[0]!r}, weights_only=True), 'model.safetensors'), of SMDM's .pth the entry "
+            "'model'"
+        )
+    if not found:
+        raise ValueError(
+            f"the weights of {name} cannot be read: there is no .safetensors file in {folder}"
+        )
+    return found
 
 
 def _shards(index: Path, name: str) -> list[Path]:

@@ -44,8 +44,6 @@ class Reading:
     """"auto" spreads the layers over the devices at hand, in place of a device."""
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
-    allow_pickle: bool = False
-    """Also read .bin and .pth files, without running code in them."""
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
     base: str | None = None

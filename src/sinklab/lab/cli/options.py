@@ -32,7 +32,7 @@ MARK: Any = tyro.conf
 REQUIRED: Any = tyro.MISSING
 """Default of a field that has to be given."""
 RARE = """
-allow_pickle backbone batch cfg_scale change control device_map draws estimator every
+backbone batch cfg_scale change control device_map draws estimator every
 full_forward gradient_checkpointing heldout_rows keep_arrays kv_heads likelihood_batch
 likelihood_cfg_scale log_every logit_shift lora_rank maps micro_batch min_lr mlp_size
 noise num_fewshot only only_steps pairs record_sinks render revision row_start
@@ -40,7 +40,7 @@ save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids
 text_only time_sampler top_k top_p warmup weight_decay
 """
 """Options that --help leaves to --help-all, in every command."""
-PERMISSIONS = "allow_pickle out render resume run_code score_only shard"
+PERMISSIONS = "out render resume run_code score_only shard"
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file.
 """

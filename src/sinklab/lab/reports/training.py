@@ -151,13 +151,6 @@ class Training(Reader):
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
 
     @cached_property
-    def has_ended(self) -> bool:
-        """Whether ``loss`` is that at the end, and not the last one that was measured on the
-        way.
-        """
-        return self.heldout_rows is not None or self.table("heldout") is not None
-
-    @cached_property
     def loss(self) -> Estimate | None:
         """The held-out loss in nats per token, at the end, or else the last one that was measured.
 

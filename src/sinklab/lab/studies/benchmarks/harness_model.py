@@ -24,7 +24,7 @@ from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, places_of
 from sinklab.lab.studies.benchmarks.study import FEWSHOT_SEED, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import BATCH, answered
 
-READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
+READING = ("dtype", "device", "device_map", "revision", "sink")
 
 
 PART = 32
@@ -55,7 +55,7 @@ class SinklabLM(TemplateLM):
             settings: of the run; else made from `given`.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
-            given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle,
+            given: fields of `EvalSettings`, and dtype, device, device_map, revision,
                 sink.
 
         Raises:
