@@ -52,7 +52,7 @@ TESTS = [
     for room in ("attention", "probing", "sampling", "models", "sinks", "diffusion", "scoring")
 ]
 TESTS += [f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road")]
-SKIPPED = ("tests/models/test_peer_benchmark.py", "tests/models/test_training_benchmarks.py")
+SKIPPED = ("tests/models/test_training_benchmarks.py",)
 ARGUMENTS = [
     "-q",
     "-n0",

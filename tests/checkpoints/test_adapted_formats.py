@@ -3,12 +3,10 @@ taken for another.
 """
 
 import copy
-import shutil
 
 import pytest
 import torch
 from causal_toys import save_causal
-from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import published_toys as toys
 from refusals import refused
@@ -66,24 +64,6 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     ) in said
 
 
-@pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
-def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
-    """The parent in transformers' own class, from the same file under its own names."""
-    folder, _ = toys.adapted("child", name)
-    child, parent = (
-        load(folder, mask_token_id=301).model,
-        shutil.copytree(folder, tmp_path / "parent"),
-    )
-    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[
-        BACKBONE[name]
-    ]
-    toys.edit(parent, model_type=BACKBONE[name], architectures=[named.__name__])
-    expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
-    assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
-    assert (child(IDS).logits - expected).abs().max() > 1e-2
-    assert torch.equal(load(parent).model(IDS).logits, expected)
-
-
 @pytest.mark.parametrize("name", toys.ADAPTED)
 def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
     folder, _ = toys.adapted(tmp_path, name)
@@ -125,26 +105,6 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
     refused(f"{name} checkpoint needs 'rope_theta'", load, folder)
 
 
-def test_ends_that_no_file_names_are_unknown(tmp_path):
-    """transformers' Llama would have 1 and 2."""
-    folder, _ = toys.adapted(tmp_path, "a2d-llama")
-    toys.edit(folder, bos_token_id="absent", eos_token_id="absent", rope_parameters=None)
-    special = load(folder, mask_token_id=301).special
-    assert (special.bos, special.eos, special.stop) == (None, None, ())
-
-
-def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
-    """The original gives layers with a sliding window the same full mask."""
-    windows = {
-        "layer_types": ["sliding_attention"] * 2,
-        "sliding_window": 4,
-        "use_sliding_window": True,
-    }
-    folder, _ = toys.adapted(tmp_path, "a2d-qwen2", **windows)
-    config = load(folder).model.config.backbone
-    assert set(config.layer_types) == {"full_attention"}
-
-
 @pytest.mark.parametrize(
     "make, theirs, ours",
     [
@@ -163,14 +123,6 @@ def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, 
         refused(f"names {theirs}, .* loads {ours} alone", call, folder)
     # without a class the model_type decides
     assert load(toys.edit(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
-
-
-def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
-    save_causal(tmp_path, "qwen2")
-    toys.edit(tmp_path, architectures=["Qwen2ForRewardModel"])
-    refused(r"Qwen2ForRewardModel, .*'qwen2'", load, tmp_path)
-    toys.edit(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
-    refused("'mistral' model", load, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -66,20 +66,6 @@ def test_the_shift_puts_the_causal_prediction_at_the_token_it_predicts(tmp_path,
         assert torch.equal(model(IDS, causal=True).logits[:, 1:], causal(IDS).logits[:, :-1])
 
 
-def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
-    causal = save_words(tmp_path, "qwen2", initializer_range=0.05)
-    far = {}
-    with torch.inference_mode():
-        theirs = causal(IDS).logits
-        for bias in (4, None):
-            loaded = from_causal(tmp_path, gate="elementwise", gate_bias=bias)
-            far[bias] = float(
-                (loaded.model(IDS, causal=True).logits - theirs).norm() / theirs.norm()
-            )
-            assert any("gate_bias=4 opens it" in note for note in loaded.notes) == (bias is None)
-    assert 0 < far[4] < 0.02 < 0.1 < far[None]
-
-
 @pytest.mark.parametrize(
     "family, tied, mask_token",
     [
@@ -163,26 +149,6 @@ def test_where_mask_comes_from():
         assert loaded.notes[-1] == f"[MASK] is id {expected[0]}: {note}"
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_new_row_is_the_mean_of_the_others(tmp_path, tied):
-    causal = save_words(tmp_path, rows=WORDS, tie_word_embeddings=tied)
-    model = from_causal(tmp_path, mask_token="add").model
-    for old, new in [
-        (causal.model.embed_tokens.weight, model.model.embed_tokens.weight),
-        (causal.lm_head.weight, model.lm_head.weight),
-    ]:
-        assert torch.equal(new[:WORDS], old)
-        assert torch.allclose(new[WORDS], old.mean(dim=0), atol=1e-6)
-
-
-def test_the_dtype_is_the_callers(tmp_path):
-    save_words(tmp_path, dtype=torch.bfloat16)
-    for dtype, expected in [("auto", torch.bfloat16), (torch.float32, torch.float32)]:
-        assert {
-            p.dtype for p in from_causal(tmp_path, mask_token="add", dtype=dtype).model.parameters()
-        } == {expected}
-
-
 def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
     save_words(tmp_path)
     for file in tmp_path.glob("tokenizer*"):
@@ -233,23 +199,7 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
     assert "38 rows; take the tokenizer" in str(caught.value)
 
 
-def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
-    save_words(tmp_path)
-    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
-    refused("id 4: its ids have holes", from_causal, tmp_path)
-    assert from_causal(tmp_path, mask_token=3).tokenizer.mask_token == "c"
-
-
 def test_a_diffusion_model_is_no_start(tmp_path):
     save_tiny(tmp_path)
     Path("model.safetensors").unlink()
     refused(r"model \(llama, qwen2, qwen3", from_causal, tmp_path)
-
-
-def test_a_tokenizer_of_its_own_stays_so_beside_a_qwen_model(tmp_path):
-    """transformers goes by the model beside it, and would split words as Qwen does."""
-    tokenizer = words(WORDS - 1)
-    save_words(tmp_path, "qwen2", tokenizer=tokenizer)
-    for loaded in (load(tmp_path), from_causal(tmp_path)):
-        assert loaded.tokenizer("w22 w3").input_ids == [22, 3]

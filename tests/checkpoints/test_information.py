@@ -1,11 +1,9 @@
 """What a model is and needs, from its config alone; real configs give the real sizes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import published_toys as toys
 from refusals import refused
@@ -94,23 +92,6 @@ def test_real_configs_have_the_real_sizes(file, family, sizes, settings, expecte
     assert info.logit_shift == (family == "dream")
 
 
-def test_mmada_has_the_rows_of_its_images(tmp_path):
-    partial = real("hf_transcribed/MMaDA_Parallel_M_partial.json")
-    refused("needs 'rms_norm_eps'", describe, partial)
-    whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(
-        partial.read_text()
-    )
-    Path("config.json").write_text(json.dumps(whole))
-    info = describe(tmp_path)
-    assert (info.published_family, info.vocabulary, info.text_vocabulary) == (
-        "mmada",
-        134656,
-        126464,
-    )
-    assert info.parameters == counted(134656, 4096, 12288, 32, 32, 32) == 8_082_690_048
-    assert info.special.mask == 126336
-
-
 def test_llada_in_words():
     lines = describe(real("LLaDA-8B-Instruct/config.json")).lines()
     text = "\n".join(lines)
@@ -152,23 +133,6 @@ def test_our_own_model(tmp_path, sink):
     refused("dtype must be one of float32", info.weight_bytes, "int8")
     plain = json.loads(json.dumps(info.as_dict()))
     assert plain["memory_bytes"]["float32"]["weights"] == 4 * info.parameters
-
-
-def test_a_long_context_is_not_taken_for_a_canvas(tmp_path):
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=20,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=131072,
-        )
-    ).save_pretrained(tmp_path)
-    info = describe(tmp_path)
-    assert (info.family, info.context) == ("autoregressive", 131072)
-    assert info.canvas_bytes("float32") == info.canvas_bytes("float32", 4096)
-    assert any("a canvas of 4,096 tokens" in line for line in info.lines())
 
 
 def test_what_only_the_weights_say_is_noted(tmp_path):

@@ -3,8 +3,6 @@ table itself.
 """
 
 import copy
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +12,7 @@ from transformers import Qwen2Tokenizer
 
 import published_toys as toys
 from refusals import refused
-from shared_data import shared
-from sinklab.core.errors import near
-from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
+from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]
@@ -52,44 +48,6 @@ def test_a_dreamon_is_no_dream(tmp_path, said_by):
         folder, _ = toys.dream(tmp_path)
         toys.save_dream_tokenizer(folder, "<|expand|>")
         refused(r"has <\|expand\|>, so this is no dream", load, folder)
-
-
-def test_dreams_vocabulary_is_the_published_one(tmp_path):
-    qwen = shared("data/tok_qwen/vocab.json").parent
-    folder, _ = toys.dream(tmp_path)
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).write_bytes((qwen / name).read_bytes())
-    settings = json.loads((qwen / "tokenizer_config.json").read_text())
-    added = {
-        key: value for key, value in settings["added_tokens_decoder"].items() if int(key) <= 151664
-    }
-    for token_id, text in ((151665, "<|beginoftext|>"), (151666, "<|mask|>")):
-        added[str(token_id)] = {**added["151643"], "content": text}
-    auto_map = {"AutoTokenizer": ["tokenization_x.DreamTokenizer", None]}
-    tokens = {
-        "bos_token": "<|beginoftext|>",
-        "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>",
-    }
-    settings = {
-        "added_tokens_decoder": added,
-        "tokenizer_class": "DreamTokenizer",
-        "auto_map": auto_map,
-        **tokens,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    ran = toys.poison(folder)
-    tokenizer = load(folder).tokenizer
-    assert not ran.exists()
-    assert tokenizer("Hello world<|mask|><|mask|>")["input_ids"] == [9707, 1879, 151666, 151666]
-    row = PUBLISHED["Dream-org/Dream-v0-Instruct-7B"].special
-    found = (
-        tokenizer.mask_token_id,
-        tokenizer.eos_token_id,
-        tokenizer.convert_tokens_to_ids("<|im_end|>"),
-    )
-    assert found == (row.mask, row.eos, row.eot)
-    assert tokenizer.bos_token_id == 151665
 
 
 def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
@@ -293,38 +251,6 @@ def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
     assert load(folder).special == SpecialIds(mask=290, eos=1, pad=1, stop=(1,))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_row_of_the_table_is_consistent(name):
-    row = PUBLISHED[name]
-    ids = [
-        row.special.mask,
-        row.special.eos,
-        row.special.eot,
-        row.special.pad,
-        row.special.bos,
-        *row.special.stop,
-    ]
-    assert all(one is None or 0 <= one < (row.vocabulary or 157184) for one in ids)
-    assert (row.special.mask is not None) == (
-        row.family not in ("llama", "qwen2", "qwen3", "diffusion_gemma")
-    )
-    assert row.special.eos in (row.special.stop or (None,))
-    assert row.special.eot is None or row.special.eot in row.special.stop
-    assert row.chat_template in (
-        None,
-        "llada",
-        "llada_moe",
-        "mmada",
-        "chatml",
-        "llama3",
-        "modernbert",
-    )
-    assert published.find(name) is row
-    assert published.find("x", name, vocabulary=row.vocabulary) is row
-    assert published.find(name, vocabulary=7) is (None if row.vocabulary else row)
-    assert repr(name) in near(name[:-1], PUBLISHED)
-
-
 def test_what_the_tokenizer_knows_of_the_end_is_kept():
     folder, _ = toys.smdm("m", padded_vocab_size=300)
     tokenizer = copy.deepcopy(tiny_tokenizer())
@@ -345,16 +271,6 @@ def test_what_the_tokenizer_knows_of_the_end_is_kept():
     assert again.tokenizer is None
     assert (again.special.eos, again.special.pad, again.special.bos) == ids
     assert again.model.model.embed_tokens.padding_idx is None
-
-
-def test_an_id_that_the_model_has_no_row_for_is_not_adopted(tmp_path):
-    folder, _ = toys.smdm(tmp_path)
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.add_special_tokens({"bos_token": "<bos>"})
-    tokenizer.save_pretrained(folder)
-    loaded = load(folder)
-    assert loaded.special.bos == tokenizer.bos_token_id >= loaded.model.config.vocab_size
-    assert loaded.model.config.bos_token_id is None
 
 
 def called(tmp_path, where):
@@ -387,32 +303,6 @@ def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch
         )
     monkeypatch.chdir(folder)
     assert load(".").notes == note
-
-
-@pytest.mark.parametrize(
-    "where, change",
-    [
-        ("another", {}),
-        ("models--else--a-toy-1B/snapshots/0123abc", {}),
-        ("snapshots/a-toy-1B/x", {}),
-        ("a-toy-1B", {"vocabulary": 301}),
-        ("a-toy-1B", {"vocabulary": None}),
-        ("a-toy-1B", {"family": "mmada"}),
-        ("a-toy-1B", {"second": True}),
-    ],
-)
-def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, where, change):
-    row = Published(
-        change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298)
-    )
-    monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
-    if "second" in change:
-        monkeypatch.setitem(PUBLISHED, "other/a-toy-1B", row)
-    folder = called(tmp_path, where)
-    loaded = load(folder)
-    assert loaded.special.mask is None
-    assert [note for note in loaded.notes if "mask_token_id=" not in note] == []
-    assert (describe(folder).special.mask, describe(folder).notes) == (None, ())
 
 
 def test_the_stated_context_is_saved(monkeypatch):
@@ -451,24 +341,3 @@ def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
     assert isinstance(tokenizer, Qwen2Tokenizer)
     expected = [*tokenizer.convert_tokens_to_ids(["hel", "l", "o"]), ids["<|mask|>"]]
     assert tokenizer("hello<|mask|>")["input_ids"] == expected
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(
-    "change", [{}, {"auto_map": "absent", "tokenizer_class": "LLaDATokenizer"}]
-)
-def test_lladas_tokenizer_beside_another_model(tmp_path, own, change):
-    save_tiny(tmp_path) if own else save_causal(tmp_path)
-    ids = toys.save_llada_tokenizer(tmp_path)
-    toys.edit(tmp_path, "tokenizer_config.json", **change)
-    ran = toys.poison(tmp_path)
-    assert load(tmp_path).tokenizer("<|mdm_mask|>")["input_ids"] == [ids["<|mdm_mask|>"]]
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream, save_causal])
-def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
-    make(tmp_path)
-    Path("tokenizer.model").write_bytes(b"no model")
-    Path("tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    refused("install sentencepiece", load, tmp_path)

@@ -4,9 +4,8 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
-from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import AddedToken, PreTrainedTokenizerFast
 
-from shared_data import shared
 from sinklab.lab.analysis import characters
 from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.checkpoints.formats import LLaDA
@@ -65,14 +64,6 @@ def test_ids_alone_will_do_and_the_mask_goes_first():
     assert set(special_roles(loaded).values()) <= set(ROLES)
 
 
-def test_image_codes_are_named():
-    loaded = replace(tiny_loaded(text_vocab_size=270), tokenizer=None)
-    roles = special_roles(loaded)
-    assert [token_id for token_id, role in roles.items() if role == "image"] == list(
-        range(270, 280)
-    )
-
-
 def test_lladas_chat_format():
     texts = (
         "<|startoftext|>",
@@ -86,15 +77,6 @@ def test_lladas_chat_format():
     roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
     named = [roles[tokenizer.convert_tokens_to_ids(text)] for text in texts]
     assert named == ["bos", "eos", "other", "template", "template", "eot"]
-
-
-def test_qwen_as_published():
-    folder = shared("data/tok_qwen/vocab.json").parent
-    tokenizer = Qwen2Tokenizer.from_pretrained(str(folder))
-    # Qwen names <|endoftext|> as beginning, end and padding
-    ids = SpecialIds(bos=151643, pad=151643, stop=(151645,))
-    roles = special_roles(replace(tiny_loaded(mask_token_id=4), tokenizer=tokenizer, special=ids))
-    assert [roles[number] for number in (151643, 151644, 151645)] == ["eos", "template", "eot"]
 
 
 def falling_back():

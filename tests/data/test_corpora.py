@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from refusals import refused
-from sinklab.lab.data import StreamedRows, corpora, corpus_documents, fingerprint, pack, read_corpus
+from sinklab.lab.data import StreamedRows, corpus_documents, fingerprint, pack, read_corpus
 from tiny_diffusion import tiny_tokenizer
 
 TEXTS = ["one", "", "two", " \n", "three", "four"]
@@ -112,18 +112,6 @@ def test_a_fingerprint_is_that_of_the_files_and_not_of_their_place(tmp_path):
     refused("nowhere does not exist", fingerprint, tmp_path / "nowhere")
 
 
-def test_a_fingerprint_reads_no_further_than_the_first_document(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines("one") + b"no json\n")
-    single = fingerprint(tmp_path / "a.jsonl")
-    assert single == fingerprint(tmp_path / "a.jsonl")
-
-
-def test_datasets_of_the_hub_have_a_fingerprint(hub, monkeypatch):
-    assert fingerprint(f"hub:{hub}") == fingerprint(f"hub:{hub}")
-    monkeypatch.setattr(corpora, "_from_hub", lambda source, only, start: iter(["one"]))
-    assert fingerprint("hub:some/thing") != fingerprint("hub:some/thing:small")
-
-
 ORIGINS = ["code", "web", "code", "web", "books"]
 
 
@@ -158,10 +146,6 @@ def test_documents_are_chosen_by_a_field_and_keep_their_numbers(tmp_path, only, 
     rows = StreamedRows(folder, tiny_tokenizer(), 2, only=only, repeat=False, shuffle_rows=1)
     ids = [token for row in rows for token in row["input_ids"].tolist()]
     assert ids == pack(kept, tiny_tokenizer(), 2).flatten().tolist()
-
-
-def test_a_dataset_is_chosen_from_as_files_are(hub):
-    assert list(read_corpus(f"hub:{hub}", only="id!=2")) == ["one", "three", "four"]
 
 
 @pytest.mark.parametrize(

@@ -135,15 +135,6 @@ def test_packing_refuses_what_does_not_fit():
         refused(message, pack, texts, tokenizer, length)
 
 
-def test_documents_that_are_encoded_together_are_the_same(monkeypatch):
-    documents = [f"{number} {TEXT}" for number in range(9)]
-    together = pack(documents, tiny_tokenizer(), 8)
-    for size in ("_BATCH_DOCUMENTS", "_BATCH_CHARACTERS"):
-        with monkeypatch.context() as patched:
-            patched.setattr(f"sinklab.lab.data.rows.{size}", 1)
-            assert torch.equal(pack(documents, tiny_tokenizer(), 8), together)
-
-
 def test_a_tokenizer_must_fit_the_embedding():
     tokenizer = tiny_tokenizer()
     check_vocabulary(tokenizer, 280)

@@ -1,4 +1,3 @@
-import copy
 import gzip
 import json
 from dataclasses import replace
@@ -139,14 +138,6 @@ def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins):
         assert tokenizer.decode(kept[begins : length - len(asked_M)]) == prompt
 
 
-def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end():
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.pad_token = None
-    ids_RS, maskable_RS, attention_RS, _ = filled(tokenizer, "corrected")
-    assert ids_RS[~attention_RS].eq(tokenizer.eos_token_id).all()
-    assert not maskable_RS[~attention_RS].any()
-
-
 @pytest.mark.parametrize("style", ["published", "corrected"])
 def test_pairs_that_are_too_long_are_left_out_whole(style):
     tokenizer = tiny_tokenizer()
@@ -165,12 +156,6 @@ def test_pairs_that_are_too_long_are_left_out_whole(style):
         (100, "correct", "'correct'; did you mean"),
     ):
         refused(message, pair_rows, PAIRS, tokenizer, size, style=asked)
-
-
-def test_a_special_token_spelt_out_in_a_question_is_text():
-    tokenizer = tiny_tokenizer()
-    rows, _ = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
-    assert tokenizer.mask_token_id not in rows.dense().ids_RS
 
 
 @pytest.mark.parametrize("style", ["published", "corrected"])

@@ -32,22 +32,6 @@ def test_a_row_does_not_depend_on_what_was_read_before():
         assert int(again[n]["row"]) == n
 
 
-def test_without_a_seed_rows_keep_their_order():
-    rows = Rows(numbered())
-    assert len(rows) == 7
-    assert firsts(rows) == list(range(7))
-    assert len(Rows(numbered(), total=4)) == 4
-
-
-def test_a_sequential_loader_ends_after_the_run():
-    loader = torch.utils.data.DataLoader(
-        Rows(numbered(), seed=0, total=10), batch_size=4, collate_fn=collate
-    )
-    assert torch.cat([batch["row"] for batch in loader]).tolist() == list(range(10))
-    with pytest.raises(IndexError, match="row 10 of 10"):
-        loader.dataset[10]
-
-
 def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_model():
     ids_RS = numbered()
     parts = {
@@ -63,10 +47,6 @@ def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_m
     assert torch.equal(batch["maskable"], ids_BS % 3 > 0)
     assert torch.equal(batch["attention_mask"], ids_BS > 5)
     assert batch["maskable"].dtype == torch.bool
-
-
-def test_parts_that_were_not_given_are_absent():
-    assert collate([Rows(numbered())[0]]).keys() == {"input_ids", "row"}
 
 
 @pytest.mark.parametrize(

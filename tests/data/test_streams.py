@@ -1,7 +1,6 @@
 import json
 import pickle
 from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,20 +98,6 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path, monkeypatch):
     assert len(read) < 10
 
 
-def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path, monkeypatch):
-    cut = []
-    packed = StreamedRows._packed
-    monkeypatch.setattr(
-        StreamedRows,
-        "_packed",
-        lambda *given: (row for row in packed(*given) if not cut.append(True)),
-    )
-    read = []
-    for _ in islice(stream(corpus(tmp_path), shuffle_rows=5), 30):
-        read.append(len(cut))
-    assert read == [5 + row for row in range(1, 31)]
-
-
 def test_held_out_rows_are_left_out_in_every_pass(tmp_path):
     folder = corpus(tmp_path)
     whole = stream(folder, skip_rows=5, shuffle_rows=1)
@@ -139,12 +124,6 @@ def test_a_loader_with_one_worker_reads_the_same(tmp_path):
         _, batch, *_ = loader
         assert batch.keys() == {"input_ids", "row", "cursor"}
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
-
-
-def test_two_workers_of_a_loader_are_refused(tmp_path, monkeypatch):
-    # not two real ones: a loader waits for workers of an endless stream, five seconds each
-    monkeypatch.setattr(streams, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    refused("read by 0 or 1 workers", next, iter(stream(corpus(tmp_path))))
 
 
 def test_a_corpus_that_fills_no_row_is_refused(tmp_path):

@@ -10,8 +10,6 @@ from torch.testing import assert_close
 from refusals import refused
 from sinklab.core.instrument import trace
 from sinklab.core.subject import Canvas, DecodingSettings
-from sinklab.lab.scoring.writing import WritingRequest, canvas_of
-from tiny_diffusion import tiny_loaded
 from tiny_diffusion import tiny_model as tiny_lm
 
 VARIANTS = [
@@ -50,24 +48,6 @@ def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attent
     other = blocks(noisy_BS, real_BS, labels=labels_BS, clean=ids_BS).loss
     assert_close(other, loss)
     assert_same_gradients(gradients(blocks, other), gradients(full, loss), 1e-7)
-
-
-@pytest.mark.parametrize("variant", VARIANTS[:-1], ids=str)
-@pytest.mark.parametrize("length", [1, 4])
-@pytest.mark.parametrize("clean", ["block", "causal"])
-def test_each_block_sees_what_it_sees_when_it_is_written(variant, length, clean):
-    model = tiny_lm(**variant, block_length=length, clean_attention=clean).double()
-    ids_BS, masked_BS, noisy_BS = texts(model)
-    at_once_BSV = model(noisy_BS, clean=ids_BS).logits
-    for start in range(0, 12, length):
-        block = slice(start, start + length)
-        # one block after the other: what stands before it is clean, what comes after it is masked
-        canvas_BS = torch.full_like(ids_BS, model.config.mask_token_id)
-        canvas_BS[:, :start], canvas_BS[:, block] = ids_BS[:, :start], noisy_BS[:, block]
-        wanted_BS = torch.zeros_like(masked_BS)
-        wanted_BS[:, block] = True
-        logits_MV = model.denoiser(plain=True)(canvas_BS, wanted_BS)
-        assert_close(logits_MV, at_once_BSV[:, block].flatten(0, 1).detach())
 
 
 COLUMNS = {"blocks_from": "column"}
@@ -110,21 +90,6 @@ def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(varia
         begin = 0 if mask is None else int((mask[row] == 0).sum())
         alone_1S = model.generate(prompts_BP[row : row + 1, begin:], max_new_tokens=9)
         assert torch.equal(alone_1S[0, -9:], written_BS[row, -9:])
-
-
-def test_parts_of_a_block_are_decoded_one_after_the_other():
-    model = tiny_lm(block_length=4).double()
-    prompts_BP = texts(model, length=6)[0]
-    canvas = Canvas.from_prompts(prompts_BP, new_tokens=8, mask_id=model.config.mask_token_id)
-    blocks = {
-        length: model.denoiser().in_blocks(canvas, length).block_BS[0, 6:].tolist()
-        for length in (None, 4, 2, 1)
-    }
-    assert blocks[None] == blocks[4] == [0, 0, 1, 1, 1, 1, 2, 2]
-    assert blocks[2] == [0, 0, 1, 1, 2, 2, 3, 3] and blocks[1] == [*range(8)]
-    plain = model.denoiser(plain=True)
-    *_, last = DecodingSettings(block_length=2).decode(plain, canvas)
-    assert torch.equal(model.generate(prompts_BP, max_new_tokens=8, block_length=2), last.ids_BS)
 
 
 @pytest.mark.parametrize(
@@ -200,18 +165,3 @@ def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_els
     assert all(
         visible_S.tolist() == [16] * 4 + [12] * 4 + [8] * 4 + [4] * 4 for visible_S in recorded
     )
-
-
-def test_where_blocks_are_columns_the_writer_of_texts_begins_one_as_generate_does():
-    loaded = tiny_loaded(block_length=4, blocks_from="column")
-    loaded.model.double()
-    prompts = [(5, 6, 7, 8, 9, 10, 11), (12, 13, 14), (15, 16, 17, 18)]
-    canvas = canvas_of(loaded, [WritingRequest(ids) for ids in prompts], 9)
-    assert canvas.ids_BS.shape == (3, 17) and canvas.attention_BS.sum(1).tolist() == [16, 12, 13]
-    *_, last = loaded.model.denoise(canvas)
-    for ids, row_S in zip(prompts, last.ids_BS, strict=True):
-        alone = canvas_of(loaded, [WritingRequest(ids)], 9)
-        assert alone.ids_BS.shape[1] % 4 == 1
-        written_1S = loaded.model.generate([ids], max_new_tokens=9)
-        assert written_1S.shape == (1, len(ids) + 9)
-        assert torch.equal(written_1S[0, -9:], row_S[-9:])

@@ -6,14 +6,12 @@ import pytest
 import torch
 from cached_twin import TwinSession
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from refusals import refused
 from sinklab.core.attention import watching
-from sinklab.core.subject import Canvas, DiffusionLM, DiffusionLMConfig, EvenQuota, denoise, guided
-from sinklab.extras.fast import arithmetic
+from sinklab.core.subject import Canvas, DiffusionLM, DiffusionLMConfig, EvenQuota, denoise
 from sinklab.extras.fast import decoder as fast
 from sinklab.lab.caching import DualCache, PrefixCache
 from sinklab.lab.samplers import Factor, Threshold
@@ -148,19 +146,6 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
         agree([plain(*call) for call in calls], expected, tolerance)
 
 
-@pytest.mark.parametrize("variant", ["qwen2", "gate and sink, qwen3"])
-def test_the_lean_road_by_onednn_equals_the_slow_twin(variant, monkeypatch):
-    """Weights here are too small for it to be worth it."""
-    calls, own = [], arithmetic._onednn() or F.linear
-    monkeypatch.setattr(arithmetic, "WORTHWHILE_WEIGHT", 0)
-    monkeypatch.setattr(
-        arithmetic, "_onednn", lambda: lambda *call: calls.append(call) or own(*call)
-    )
-    test_both_roads_equal_the_slow_twin(variant, 3, torch.float32, 3e-5)
-    # six evaluations of three layers with q, k, v, o, gate, up and down, and the head
-    assert len(calls) == 6 * (3 * (7 if variant == "qwen2" else 6) + 1)
-
-
 def road(model, attention_BS=None):
     """Which road a session takes for a full evaluation and a window, and its logits."""
     ids_BS, _, wanted_BS = canvas()
@@ -240,29 +225,6 @@ def test_the_lean_road_is_taken_again_when_a_hook_has_gone():
     assert not fast.FastDecoder(model).is_faithful()
 
 
-class Adapter(nn.Module):
-    """A projection with something added, as adapters do it."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.extra = nn.Linear(base.in_features, base.out_features, bias=False).to(base.weight)
-
-    def forward(self, x):
-        return self.base(x) + self.extra(x)
-
-
-def test_adapters_keep_working_on_the_lean_road():
-    model = build(gate="elementwise")
-    before = model(canvas()[0]).logits
-    for layer in model.model.layers:
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(layer.self_attn, name, Adapter(getattr(layer.self_attn, name)))
-        layer.mlp.down_proj = Adapter(layer.mlp.down_proj)
-    assert not torch.allclose(before, model(canvas()[0]).logits)
-    assert road(model) == ["lean", "lean"]
-
-
 class Counted(nn.Module):
     def __init__(self, base):
         super().__init__()
@@ -324,49 +286,6 @@ def test_unequal_prompts_are_written_as_each_alone(variant, cache, schedule):
     assert len({tuple(row) for row in together_BN.tolist()}) == 3
 
 
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_guidance_remembers_on_both_sides_apart(cache):
-    model = build(sink_kind="token", sink_count=1)
-    start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
-    own = model.denoiser(start.attention_BS)
-    guide = guided(own, 1.5, start.prompt_BS, MASK)
-
-    def texts(denoiser):
-        return [step.ids_BS for step in denoise(denoiser, start, cache=cache, block_length=4)]
-
-    lean = texts(guide)
-    with watching(model):
-        assert all(map(torch.equal, lean, texts(guide)))
-    assert not torch.equal(texts(own)[-1], lean[-1])
-
-
-def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
-    model = build()
-    ids_BS, attention_BS, wanted_BS = canvas(3)
-    expected = model.denoiser(attention_BS).begin()(ids_BS, wanted_BS)
-    widths, silu = [], F.silu
-
-    def spy(x, **options):
-        widths.append(x.shape[1])
-        return silu(x, **options)
-
-    monkeypatch.setattr(fast, "_PIECE", 7)
-    monkeypatch.setattr(fast.F, "silu", spy)
-    assert_close(model.denoiser(attention_BS).begin()(ids_BS, wanted_BS), expected)
-    assert widths == [7, 7, 6, 7, 7, 6, 6]
-
-
-def test_another_attention_backend_is_taken_up():
-    model = build()
-    ids_BS, attention_BS, wanted_BS = canvas(3)
-    session = model.denoiser(attention_BS).begin()
-    expected = session(ids_BS, wanted_BS)
-    model.set_attn_implementation("eager")
-    # transformers' eager softmax is in float32
-    assert_close(session(ids_BS, wanted_BS), expected, rtol=0, atol=1e-4)
-    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("is_cast", [False, True])
 @pytest.mark.parametrize("variant", ["qwen2", "gate and sink, qwen3"])
 def test_bfloat16_is_as_exact_on_the_lean_road(variant, is_cast):
@@ -391,17 +310,6 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant, is_cast):
     assert lean_error < 1.25 * plain_error
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
-    model = build(**VARIANTS[variant])
-    ids_BS, attention_BS, half_BS = canvas(batch)
-    quick, plain = model.denoiser(attention_BS), model.denoiser(attention_BS, plain=True)
-    assert (quick.is_fast, plain.is_fast) == (True, False)
-    for wanted_BS in (half_BS, torch.zeros_like(half_BS), ids_BS == MASK):
-        assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "variant", ["llama", "gate and sink, qwen3", "two sinks at the end", "shifted"]
 )
@@ -424,43 +332,6 @@ def test_padding_is_not_computed_wherever_it_stands(variant):
         assert [layer.self_attn.k_proj.rows for layer in model.model.layers] == [
             [int(attention_BS.sum())] * 2
         ] * 3
-
-
-def test_nothing_wanted_gives_no_rows_and_fills_the_memory():
-    model = build()
-    ids_BS, _, wanted_BS = canvas()
-    session = model.denoiser().begin()
-    assert session(ids_BS, torch.zeros_like(wanted_BS)).shape == (0, MASK + 1)
-    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), model.denoiser()(ids_BS, wanted_BS))
-    assert session(ids_BS, torch.zeros_like(wanted_BS), slice(8, 14)).shape == (0, MASK + 1)
-
-
-@pytest.mark.parametrize("change", ["sinks", "backbone"])
-def test_a_new_denoiser_sees_new_weights(change):
-    model = build(sink_kind="token", sink_count=1)
-    ids_BS, _, wanted_BS = canvas()
-    before = model.denoiser().begin()(ids_BS, wanted_BS)
-    with torch.no_grad():
-        (
-            model.sink_embeddings if change == "sinks" else model.model.layers[0].mlp.up_proj.weight
-        ).mul_(2)
-    session = model.denoiser().begin()
-    with torch.no_grad():
-        expected = model(ids_BS, logits_to_keep=wanted_BS).logits
-    assert not torch.allclose(before, expected)
-    assert_close(session(ids_BS, wanted_BS), expected)
-    assert_close(session(ids_BS, wanted_BS, slice(8, 14)), expected)
-
-
-def test_an_interrupted_gated_forward_leaves_nothing_behind():
-    model = build(gate="elementwise")
-    ids_BS, _, wanted_BS = canvas()
-    expected = model.denoiser()(ids_BS, wanted_BS)
-    model.model.layers[1].self_attn.k_proj.register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        model.denoiser()(ids_BS, wanted_BS)
-    model.model.layers[1].self_attn.k_proj._forward_pre_hooks.clear()
-    assert_close(model.denoiser().begin()(ids_BS, wanted_BS), expected)
 
 
 def part(ids_BS):

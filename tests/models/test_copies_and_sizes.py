@@ -48,34 +48,6 @@ def test_a_copy_uses_its_own_gate_and_sink(duplicate, prepare):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_gate_multiplies_once_and_only_what_it_was_asked_for():
-    model = tiny_model(gate="elementwise")
-    projection = model.model.layers[0].self_attn.o_proj
-    x = torch.randn(1, 3, projection.in_features)
-    model(IDS)
-    assert all(gate.pending is None for gate in model.gates)
-    assert torch.equal(projection(x), torch.nn.functional.linear(x, projection.weight))
-    assert [name for name in model.state_dict() if "gate" in name and "mlp" not in name] == [
-        "gates.0.weight",
-        "gates.1.weight",
-    ]
-
-
-def interrupt(module, args):
-    raise KeyboardInterrupt
-
-
-def test_factors_left_by_an_interrupted_call_are_not_copied():
-    model = tiny_model(gate="elementwise")
-    projection = model.model.layers[0].self_attn.o_proj
-    handle = projection.register_forward_pre_hook(interrupt, prepend=True)
-    with pytest.raises(KeyboardInterrupt):
-        model(IDS)
-    handle.remove()
-    assert model.gates[0].pending is not None
-    assert torch.equal(copy.deepcopy(model)(IDS).logits, model(IDS).logits)
-
-
 def test_the_callers_backbone_config_is_left_alone():
     config = tiny_backbone(is_causal=True)
     ours = DiffusionLMConfig(config)
@@ -157,20 +129,6 @@ def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
         model.model.rotary_emb.inv_freq, LlamaForCausalLM(backbone).model.rotary_emb.inv_freq
     )
     assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_attention_that_a_config_asks_for_is_used(implementation):
-    config = DiffusionLMConfig(tiny_backbone().to_dict(), attn_implementation=implementation)
-    assert DiffusionLM(config).model.config._attn_implementation == implementation
-
-
-@pytest.mark.parametrize("eos, expected", [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
-def test_end_of_text_ids_are_a_tuple(tmp_path, eos, expected):
-    config = DiffusionLMConfig(tiny_backbone(eos_token_id=eos))
-    assert config.eos_ids == expected
-    config.save_pretrained(tmp_path)
-    assert DiffusionLMConfig.from_pretrained(tmp_path).eos_ids == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    AutoModel,
     AutoModelForMaskedLM,
     Glm4MoeConfig,
     GPT2Config,
@@ -203,27 +202,6 @@ def test_shift_moves_outputs_right_by_one():
     out = shifted(ids).logits
     assert torch.allclose(out[:, 1:], plain(ids).logits[:, :-1], atol=1e-12)
     assert torch.allclose(out[:, 0], plain(ids).logits[:, 0], atol=1e-12)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_round_trip_is_bit_equal(tmp_path, family):
-    model = build(
-        ("zero", 4, "end"), family=family, gate="elementwise", gate_bias=4.0, dtype=torch.float32
-    )
-    model.save_pretrained(tmp_path)
-    ids, mask = ragged()
-    for loader in (DiffusionLM, AutoModel):
-        again = loader.from_pretrained(tmp_path).eval()
-        assert isinstance(again, DiffusionLM)
-        assert again.config.to_dict()["sink_side"] == "end"
-        assert torch.equal(model(ids, mask).logits, again(ids, mask).logits)
-
-
-def test_variants_share_the_other_weights():
-    plain, sink = build(), build(("token", 1, "front"), gate="elementwise")
-    ours, theirs = dict(plain.named_parameters()), dict(sink.named_parameters())
-    assert theirs.keys() - ours.keys() == {"sink_embeddings", "gates.0.weight", "gates.1.weight"}
-    assert all(torch.equal(theirs[name], value) for name, value in ours.items())
 
 
 def test_a_gate_that_is_new_or_that_a_checkpoint_lacks_starts_open(tmp_path):

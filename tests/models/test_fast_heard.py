@@ -16,7 +16,6 @@ from sinklab.lab.measures import MaskSinks
 
 EVERY = tuple(statistics)
 ROWS = {torch.float64: [[5, 6, 7, 8, 9, 10], [11, 12, 13], [4]], torch.float32: [[5, 6, 7, 8]]}
-IDS_BS = torch.tensor([[5, 6, MASK, MASK]])
 TOLERANCES = {torch.float64: 2e-6, torch.float32: 1e-5}
 """of a recording, which is float32"""
 
@@ -85,15 +84,6 @@ def test_under_a_cache_too(cache, variant, taken):
     assert len(taken) == len(steps)
 
 
-def test_attention_in_blocks(taken):
-    model = build(block_length=2)
-    for cache in (None, "committed"):
-        own, _ = traced(model, cache=cache)
-        fast, _ = traced(model, cache=cache, exact=False)
-        agree(fast, own, 2e-6)
-    assert taken and all(taken)
-
-
 def test_the_models_own_forward_is_kept_for_whoever_asks_for_it(taken):
     model = build(dtype=torch.float32)
     own, _ = traced(model)
@@ -115,31 +105,3 @@ def test_the_models_own_forward_is_kept_for_whoever_asks_for_it(taken):
     # nobody listens any more
     list(denoise(model, Canvas.from_prompts([[5]], new_tokens=2, mask_id=MASK, pad_id=0)))
     assert not any(taken[-2:])
-
-
-def test_a_forward_of_ones_own_is_heard_beside_it():
-    model = build()
-    with trace(model, ("received",), exact=False) as recording, torch.no_grad():
-        model(IDS_BS)
-        model.denoiser()(IDS_BS, IDS_BS == MASK)
-        model(IDS_BS)
-    first, fast, last = recording.received
-    assert_close(first, fast)
-    assert torch.equal(first, last)
-
-
-def test_an_evaluation_that_fails_leaves_no_half_frame(monkeypatch):
-    model = build()
-    own = decoder.Layer.__call__
-
-    def failing(self, *args):
-        if self.index == 1:
-            raise RuntimeError("no room")
-        return own(self, *args)
-
-    with trace(model, ("received",), exact=False) as recording:
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no room"):
-            patch.setattr(decoder.Layer, "__call__", failing)
-            model.denoiser()(IDS_BS, IDS_BS == MASK)
-        model.denoiser()(IDS_BS, IDS_BS == MASK)
-    assert len(recording.received) == 1

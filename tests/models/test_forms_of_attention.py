@@ -3,8 +3,6 @@ its training.
 """
 
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +12,8 @@ from torch.testing import assert_close
 import sinklab
 from refusals import refused
 from sinklab.core.instrument import trace
-from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
-from sinklab.lab.training import train
+from sinklab.core.subject import DiffusionLMConfig
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
-from tiny_training import tiny_settings, uneven_documents
 
 VARIANTS = [
     {},
@@ -101,31 +97,3 @@ def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
         attention="causal",
         block_length=4,
     )
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
-    return tiny_settings(corpus, heads=4, steps=4, save_every=2, heldout_rows=6)
-
-
-def losses_of(folder):
-    return sinklab.open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
-
-
-def test_a_run_trains_the_form(settings, tmp_path):
-    losses = [losses_of(Path(train(replace(settings, out=str(tmp_path / "full")))).parent)]
-    for form in FORMS:
-        folder = train(replace(settings, attention=form, out=str(tmp_path / form)))
-        assert DiffusionLM.from_pretrained(folder).config.attention == form
-        assert sinklab.open_run(tmp_path / form).info.model["attention"] == form
-        assert losses_of(tmp_path / form) not in losses
-        losses.append(losses_of(tmp_path / form))
-        again = replace(settings, tokenizer=None, init_from=str(folder), out=str(tmp_path / "next"))
-        refused(f"--attention {form}", train, again)
-
-
-def test_a_run_refuses_what_has_no_form(settings, tmp_path):
-    here = replace(settings, out=str(tmp_path / "run"), attention="causal")
-    refused("leave out attention", train, replace(here, objective="autoregressive"))
-    refused("got block_length=4", train, replace(here, objective="block_diffusion", block_length=4))

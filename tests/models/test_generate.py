@@ -3,21 +3,16 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import TextDiffusionStreamer
 
 from refusals import refused
-from sinklab.core.subject import Canvas, DecodingSettings
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.samplers import Entropy, EntropyBound, Factor
-from tiny_diffusion import tiny_model, tiny_tokenizer
+from tiny_diffusion import tiny_model
 
 # caches and training are of the lab
 pytestmark = pytest.mark.ring("lab")
 
 MASK = 2
-
-
-def ids_of(text):
-    return tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
 
 
 PROMPT = torch.tensor([[40, 41]])
@@ -160,35 +155,6 @@ def test_a_streamer_sees_the_prompt_the_drafts_and_the_text():
     assert values[4] == values[3] == out[0, 2:].tolist()
 
 
-def test_a_streamer_of_an_infilling_sees_the_whole_text_once():
-    model, streamer = tiny_model(), FakeStreamer()
-    out = model.generate(torch.tensor([[40, MASK, 42]]), streamer=streamer)
-    assert streamer.events == [
-        ("put", []),
-        ("draft", out[0].tolist()),
-        ("put", out[0].tolist()),
-        ("end", []),
-    ]
-
-
-def test_the_streamer_of_transformers_prints_it(capsys):
-    model, tokenizer = tiny_model(), tiny_tokenizer()
-    ids = ids_of("The old man")
-    out = model.generate(ids, max_new_tokens=4, streamer=TextDiffusionStreamer(tokenizer))
-    printed = capsys.readouterr().out
-    assert printed.count("\033[33m") == 4, "one draft a step"
-    confirmed = "".join(part.partition("\033[J")[2] or part for part in printed.split("\0337")[-1:])
-    assert confirmed.endswith(tokenizer.decode(out[0, ids.shape[1] :]) + "\n")
-    assert printed.startswith("The old")
-    refused(
-        "batch size",
-        model.generate,
-        ids.repeat(2, 1),
-        max_new_tokens=2,
-        streamer=TextDiffusionStreamer(tokenizer),
-    )
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -218,26 +184,6 @@ def test_a_model_without_a_mask_writes_nothing():
     refused("mask_token_id", tiny_model(mask_token_id=None).generate, PROMPT, max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    "option, instead",
-    [
-        ({"zzzz": 4}, "options are rule, schedule"),
-        ({"temprature": 0.9}, "'temperature'"),
-        ({"max_length": 20}, "max_new_tokens"),
-        ({"do_sample": True}, "temperature"),
-        ({"num_beams": 4}, "no beam search"),
-        ({"generation_config": None}, "settings=DecodingSettings"),
-        ({"eos_token_id": 1}, "stop_at_eos=True"),
-        ({"num_return_sequences": 2}, "rows of input_ids"),
-        ({"use_cache": True}, "name of a cache"),
-    ],
-    ids=str,
-)
-def test_unknown_options_are_led_to_ours(option, instead):
-    with pytest.raises(TypeError, match=instead):
-        tiny_model().generate(PROMPT, max_new_tokens=2, **option)
-
-
 def test_lists_and_single_rows_are_taken_as_rows():
     model, options = tiny_model(1), {"max_new_tokens": 4}
     out = model.generate(torch.tensor([[40, 41, 42]]), **options)
@@ -252,18 +198,3 @@ def test_lists_and_single_rows_are_taken_as_rows():
     holes = model.generate(torch.tensor([[0, 40, MASK]]), torch.tensor([[0, 1, 1]]))
     assert torch.equal(model.generate(torch.tensor([0, 40, MASK]), torch.tensor([0, 1, 1])), holes)
     assert model.generate([], **options).shape == (1, 4)
-
-
-def test_what_it_writes_can_be_trained_on():
-    model = tiny_model(1)
-    out = model.generate(PROMPT, max_new_tokens=4, cache="dual", block_length=2)
-    assert not out.is_inference()
-    assert not out.requires_grad
-    model(out).logits.sum().backward()
-    assert model.sink_embeddings.grad.abs().sum() > 0
-
-
-def test_denoise_takes_a_rule_a_schedule_and_a_cache():
-    canvas = Canvas.from_prompts(PROMPT, new_tokens=4, mask_id=MASK)
-    *_, last = tiny_model().denoise(canvas, rule="entropy", schedule="timed", cache="none")
-    assert last.index == 3

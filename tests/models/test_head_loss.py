@@ -15,7 +15,6 @@ from test_diffusion_lm import (
     gradients,
     ragged,
 )
-from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -138,16 +137,6 @@ def test_gradients_add_up_over_batches_and_survive_checkpointing():
         assert torch.allclose(parameter.grad, 2 * once[name], rtol=1e-10, atol=1e-13), name
 
 
-@pytest.mark.parametrize(
-    "first, message", [({"retain_graph": True}, "once"), ({"create_graph": True}, "second")]
-)
-def test_going_backward_twice_says_why_not(first, message):
-    loss = build()(**question()).loss
-    with pytest.raises(RuntimeError, match=message):
-        for _ in range(2):
-            loss.backward(**first)
-
-
 class LargestLogits(TorchFunctionMode):
     """Rows of the largest tensor as wide as the vocabulary that a function returned."""
 
@@ -170,24 +159,6 @@ def test_no_more_logits_than_a_chunk_exist():
     with seen:
         model(**question(), head_chunk=4).loss.backward()
     assert seen.rows == 4
-
-
-class Doubled(nn.Module):
-    """A head that is not a plain matrix, as adapters and quantised ones are not."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, states):
-        return 2 * self.inner(states)
-
-
-def test_a_head_of_another_make_is_called_and_not_looked_into():
-    model = build()
-    model.lm_head = Doubled(model.lm_head)
-    same(model, 1e-12)
-    refused("own head, not a Doubled", model, **question(), liger=True)
 
 
 @pytest.mark.parametrize(

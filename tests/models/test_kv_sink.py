@@ -2,7 +2,6 @@ import pytest
 import torch
 from sink_toys import IDS, kv_model, logit_model
 
-from sinklab.lab.checkpoints import describe, load
 from sinklab.lab.training import freeze
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
@@ -13,23 +12,6 @@ def test_a_new_kv_sink_takes_attention_and_adds_nothing():
     assert 0.2 < model.sink_keys.std() < 0.4
     assert torch.equal(model.sink_values, torch.zeros(2, 2, 2, 8))
     assert not torch.equal(model(IDS).logits, tiny_model()(IDS).logits)
-
-
-def test_a_kv_sink_is_saved_loaded_and_counted(tmp_path):
-    model = kv_model(2, gate="elementwise")
-    model.save_pretrained(tmp_path)
-    info = describe(tmp_path)
-    assert info.sink == "2 (kv, front)"
-    assert info.parameters == sum(p.numel() for p in model.parameters())
-    assert (
-        load(tmp_path, dtype="bfloat16", device_map={"": "cpu"}).model.sink_keys.dtype
-        == torch.bfloat16
-    )
-    token = load(tmp_path, sink_kind="token", sink_count=1).model
-    assert [name for name in token.state_dict() if name.startswith("sink")] == ["sink_embeddings"]
-    parts = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
-    split = {"lm_head": "cpu"} | {f"model.{part}": "cpu" for part in parts}
-    assert torch.equal(load(tmp_path, device_map=split).model(IDS).logits, model(IDS).logits)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ import sys
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sink_toys import NOISY, copied, kv_model, train
@@ -20,14 +19,6 @@ from tiny_llama import tiny_llama
 def changed_of(model, before):
     """Names of the tensors that are no longer those of before."""
     return {name for name, one in model.state_dict().items() if not torch.equal(one, before[name])}
-
-
-def test_all_trains_everything():
-    model = tiny_model(1, gate="elementwise")
-    freeze(model, "sink")
-    every = [name for name, _ in model.named_parameters()]
-    assert freeze(model, "all") == trainable_parameters(model, "all") == every
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -108,12 +99,6 @@ def test_a_sink_file_says_what_it_is(tmp_path):
     same = [tiny_model(1), model.bfloat16()]
     assert {facts_of(one).base_sha256 for one in same} == {facts.base_sha256}
     assert facts_of(tiny_model(1, seed=1)).base_sha256 != facts.base_sha256
-
-
-def test_a_model_that_is_not_all_there_gets_no_sink(tmp_path):
-    file = save_sink(kv_model(1), tmp_path / "s")
-    model = cpu_offload(tiny_model(), execution_device=torch.device("cpu"))
-    refused("of this model are offloaded", attach_sink, model, file)
 
 
 def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):

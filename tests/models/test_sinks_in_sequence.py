@@ -17,9 +17,7 @@ from test_diffusion_lm import (
     gradients,
     ragged,
 )
-from torch import nn
 
-from refusals import refused
 from sinklab.core.attention import watching
 from tiny_models import checkpointed
 
@@ -67,12 +65,6 @@ def test_causal_and_visible_equal_the_prefix_form(impl, side):
         assert (inside - prefix)[real].abs().max() <= 1e-12 * prefix.abs().max()
 
 
-def test_a_causal_pass_needs_no_mask():
-    with SeenMasks() as seen:
-        model_of()(ragged()[0], causal=True)
-    assert all(mask is None and causal for _, _, mask, causal in seen.calls)
-
-
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # dynamo looks
@@ -112,91 +104,3 @@ def test_it_is_for_training_alone():
     model.train().sink_form = "auto"
     assert lengths(model, ids) == apart
     assert lengths(model_of(("none", 0, "front")), ids) == {(9, 9)}
-
-
-class Wrapped(nn.Module):
-    """An output projection as adapters leave it: a hook on what is inside no longer sees all of its
-    inputs.
-    """
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, states):
-        return self.inner(states) + 0.1 * states.roll(1, dims=-1)
-
-
-def test_a_wrapped_projection_gets_the_prefix():
-    model = model_of()
-    attention = model.model.layers[1].self_attn
-    attention.o_proj = Wrapped(attention.o_proj)
-    ids, _ = ragged()
-    compare(model, ids, None, 1e-12)
-    assert lengths(model, ids) == {(1, 1), (9, 11)}
-
-
-def test_an_interrupted_call_leaves_nothing_behind():
-    model = model_of()
-    ids, _ = ragged()
-    expected = model(ids).logits
-
-    def stop(module, args):
-        raise KeyboardInterrupt
-
-    projection = model.model.layers[1].self_attn.o_proj
-    handle = projection.register_forward_pre_hook(stop, prepend=True)
-    with pytest.raises(KeyboardInterrupt):
-        model(ids)
-    handle.remove()
-    again = copy.deepcopy(model)
-    assert torch.equal(again(ids).logits, expected)
-    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
-
-
-def test_an_unknown_form_is_refused():
-    model = model_of()
-    model.sink_form = "mask"
-    refused("sequence, but is 'mask'", model, ragged()[0])
-
-
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
-)  # dynamo looks
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sinks, form",
-    [
-        (("none", 0, "front"), "prefix"),
-        (("token", 1, "front"), "prefix"),
-        (("token", 2, "end"), "sequence"),
-    ],
-)
-def test_a_compiled_pass_in_which_nothing_is_hidden_has_no_mask(sinks, form):
-    """With one, flash attention cannot run: transformers 5.17 makes one in compiled code, of a
-    text's positions.
-    """
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
-    model = model_of(sinks, dtype=torch.float32).train()
-    model.sink_form = form
-    torch.compiler.reset()
-    model.model.compile(backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), dynamic=False)
-    ids = torch.randint(0, 20, (2, 9))
-    model(ids, labels=ids).loss.backward()
-    called = [
-        node
-        for graph in graphs
-        for node in graph.graph.nodes
-        if "attention_for_cpu.default" in str(node.target)
-    ]
-    assert called
-    assert all(node.kwargs.get("attn_mask") is None for node in called)
-    torch.compiler.reset()

@@ -66,13 +66,6 @@ def test_padding_stays_hidden_and_a_query_that_sees_nothing_is_finite():
     )
 
 
-@pytest.mark.parametrize("shape", [(9,), (8, 8), (3, 1, 9, 9)])
-def test_other_shapes_are_refused(shape):
-    ids, _ = ragged()
-    refused(r"\(B, S, S\) with S = 9", build(), ids, visible=torch.ones(shape, dtype=torch.bool))
-    refused("is float64", build(), ids, visible=torch.ones(9, 9, dtype=torch.float64))
-
-
 def test_other_kernels_are_refused():
     model = build()
     model.model.config._attn_implementation = "flash_attention_2"

@@ -41,23 +41,6 @@ def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler):
     assert t.max() <= 1
 
 
-def test_times_are_uniform_and_low_discrepancy_spreads_each_step():
-    rows = torch.arange(4000)
-    for sampler in ("iid", "low_discrepancy"):
-        t = row_times(0, rows, 8, sampler)
-        assert abs(t.mean() - 0.5) < 0.02
-        assert abs(t.std() - 12**-0.5) < 0.01
-    spread = row_times(0, rows, 8, "low_discrepancy").view(-1, 8).sort(dim=1).values.diff(dim=1)
-    assert torch.allclose(spread, torch.full_like(spread, 0.999 / 8), atol=1e-5), (
-        "evenly spaced inside a step"
-    )
-    assert not torch.equal(
-        row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 4, "low_discrepancy")
-    )
-    # the batch has no say in independent times
-    assert torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 2, "iid"))
-
-
 def test_masks_are_those_of_corrupt_and_stay_out_of_prompts():
     batch = {"input_ids": ids(), "row": ROWS, "maskable": ids() % 2 == 0}
     rows = [{name: part[n] for name, part in batch.items()} for n in range(24)]
@@ -147,28 +130,6 @@ def test_micro_batches_change_neither_loss_nor_gradient(maskable):
     assert torch.allclose(plain.float(), whole.float(), rtol=1e-5), (
         "Eq. 3–4, a mean over maskable tokens"
     )
-
-
-@pytest.mark.parametrize("shift", [False, True])
-def test_the_warm_start_is_the_next_token_loss_and_ends(shift):
-    model = tiny_model(1, logit_shift=shift).train()
-    trainer = trainer_of(model, 2)
-    collator = NoisyCollator(0, 8, "iid", clean_steps=2)
-    columns = ids()
-    rows = [{"input_ids": columns[n], "row": torch.tensor(n)} for n in range(24)]
-    with torch.no_grad():
-        logits = model(columns[:8], causal=True).logits.double().log_softmax(-1)
-    # with a shift the output at i - 1 stands at i
-    at = {False: lambda i: i, True: lambda i: i + 1}[shift]
-    plain = -sum(logits[b, at(i), columns[b, i + 1]] for b in range(8) for i in range(15)) / (
-        8 * 15
-    )
-    assert abs(step_loss(trainer, [collator(rows[:4]), collator(rows[4:8])], step=0) - plain) < 1e-5
-    seen = []
-    model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    for step in (1, 2):
-        step_loss(trainer, [collator(rows[8 * step : 8 * step + 8])], step=step)
-    assert [bool((part == model.config.mask_token_id).any()) for part in seen] == [False, True]
 
 
 def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter():

@@ -1,21 +1,19 @@
 """What a run can start from and leave: causal models, retrofits, adapters, pairs."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from ran import losses_of, weights_of
-from safetensors.torch import save_file
 
 import sinklab
 from refusals import refused
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import read_adapters
 from sinklab.lab.records import open_run
-from sinklab.lab.training import causal_loss, train
+from sinklab.lab.training import train
 from sinklab.lab.training.model import freeze, merge_lora
 from sinklab.lab.training.text import prepare
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_tokenizer
@@ -73,13 +71,6 @@ def test_an_autoregressive_run_leaves_a_plain_causal_model(settings, causal):
     assert table["loss"].tolist() == pytest.approx(rows.tolist(), rel=1e-5)
     assert table["tokens"].tolist() == [15] * 6
     assert record.table("heldout")["loss"].iloc[0] == pytest.approx(rows.mean().item(), rel=1e-5)
-
-
-def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings):
-    causal = replace(settings, objective="autoregressive", steps=2, out="causal")
-    warm = replace(settings, causal_start=1.0, steps=2, out="warm")
-    train(causal), train(warm)
-    assert losses_of("causal") == losses_of("warm"), "same weights, same rows, same objective"
 
 
 @pytest.mark.slow
@@ -157,67 +148,6 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings, kind):
         assert torch.equal(attached(ids).logits, sinklab.load(folder).model(ids).logits)
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_adapters_ends_at_the_same_plain_model(settings):
-    pytest.importorskip("peft")
-    source = save_tiny("source")
-    here = replace(settings, tokenizer=None, init_from=str(source), train_only="lora", lora_rank=2)
-    here = replace(here, sink_kind="token", sink_count=1, save_every=2)
-    folder = train(here)
-    after = weights_of(folder)
-    assert after.keys() - weights_of(source).keys() == {"sink_embeddings"}
-    broken = replace(here, out="broken")
-    train(broken)
-    shutil.rmtree("broken/checkpoints/checkpoint-4")
-    described = json.loads(Path("broken/run.json").read_text())
-    Path("broken/run.json").write_text(json.dumps(described | {"status": "running"}))
-    train(replace(broken, resume=True))
-    again = weights_of("broken/model")
-    assert all(torch.equal(after[name], again[name]) for name in after)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["lora", "sink"])
-def test_frozen_weights_that_are_bfloat16_on_disk_stay_so(settings, part):
-    pytest.importorskip("peft")
-    source = save_tiny(Path("float32"))
-    small = {name: weight.bfloat16() for name, weight in weights_of(source).items()}
-    half = shutil.copytree(source, Path("bfloat16"))
-    for folder, kind, name in (
-        (source, torch.float32, "float32"),
-        (half, torch.bfloat16, "bfloat16"),
-    ):
-        save_file(
-            {key: weight.to(kind) for key, weight in small.items()}, folder / "model.safetensors"
-        )
-        described = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(described | {"dtype": name}))
-    sink = {"sink_kind": "kv", "sink_count": 1} if part == "sink" else {}
-    here = replace(
-        settings,
-        tokenizer=None,
-        train_only=part,
-        lora_rank=2,
-        bf16=True,
-        lr=1e-2,
-        log_every=1,
-        **sink,
-    )
-    folders = [
-        train(replace(here, init_from=str(one), out=str(one) + "_run")) for one in (source, half)
-    ]
-    theirs, ours = (weights_of(folder) for folder in folders)
-    assert {weight.dtype for weight in theirs.values()} == {torch.float32}
-    assert {name for name, weight in ours.items() if weight.dtype == torch.bfloat16}
-    for name, weight in ours.items():
-        # the same but for the order of sums: what was trained is not rounded when it is merged
-        torch.testing.assert_close(weight.float(), theirs[name], rtol=0, atol=5e-3)
-        if weight.dtype == torch.bfloat16:
-            assert torch.equal(weight, small[name])
-    first, second = (losses_of(folder.parent)[:2] for folder in folders)
-    assert list(first) == list(second), "the forward pass is the same to the last bit"
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_freezing_makes_no_number_coarser(tied):
     """What decides the type of the states is float32, a tied head included; what is finer than that
@@ -289,19 +219,6 @@ def test_questions_and_answers_are_trained_on_in_passes(settings, style, monkeyp
         assert (weights > 0).all()
 
 
-def test_a_run_is_causal_then_sees_everything(settings, monkeypatch):
-    seen = []
-
-    def note(model, *_, visible=None, labels=None, causal=False, **__):
-        if labels is not None:
-            seen.append("causal" if causal else visible)
-
-    noting(note, monkeypatch)
-    here = replace(settings, steps=5, causal_start=0.4, micro_batch=2)
-    train(here)
-    assert seen == ["causal"] * 4 + [None] * 6
-
-
 def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(settings):
     source = save_tiny("source")
     larger = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
@@ -313,14 +230,3 @@ def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(setting
     other.mask_token = "<|pad|>"
     other.save_pretrained("other")
     refused(r"\[MASK\] must be one id, but", train, replace(here, tokenizer="other"))
-
-
-def test_the_causal_model_shares_what_the_trained_one_learned(causal):
-    from sinklab.lab.training.model import causal_model
-
-    model = sinklab.load(causal, as_diffusion=True, mask_token_id=2).model
-    plain = causal_model(model)
-    ids = torch.arange(3, 19)[None]
-    with torch.no_grad():
-        assert torch.equal(plain(ids).logits, model(ids, causal=True).logits)
-        assert abs(causal_loss(model, ids) - plain(ids, labels=ids).loss) < 1e-6
