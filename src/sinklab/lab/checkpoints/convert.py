@@ -9,30 +9,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.core.errors import one_of
 from sinklab.lab.checkpoints.tokens import check_vocabulary
 
 MASK_TOKEN = "<|mask|>"
 """Text of [MASK] if the tokenizer has none."""
-CHOICES = ("auto", "unused", "add")
 UNNAMED = (
     "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id= to denoise"
 )
 """Note of a diffusion model without [MASK], until it has one."""
 
 
-def mask_choice(mask_token: str | int) -> str | int:
-    """A choice of [MASK]: an id as a number, or one of `CHOICES`. Raises ValueError for another
-    word.
-    """
-    wanted = str(mask_token)
-    if wanted.isdecimal():
-        return int(wanted)
-    one_of("mask_token", wanted, (*CHOICES, "an id"))
-    return wanted
-
-
-def with_mask(loaded: Any, wanted: str | int) -> Any:
+def with_mask(loaded: Any, wanted: int | None) -> Any:
     """A loaded diffusion model without [MASK] (:class:`~sinklab.lab.checkpoints.Loaded`), with one,
     changed in place.
 
@@ -66,42 +53,32 @@ def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _find(loaded: Any, wanted: str | int) -> tuple[int, str]:
+def _find(loaded: Any, wanted: int | None) -> tuple[int, str]:
     """The id of [MASK], which may be behind the last row, and how it was chosen."""
     tokenizer = loaded.tokenizer
     rows = loaded.model.config.vocab_size
-    new = rows, "a new row, the mean of the others"
-    if isinstance(wanted, int):
-        if wanted >= rows:
+    if wanted is not None:
+        if not 0 <= wanted < rows:
             raise ValueError(
-                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use "
-                "'add' for a new row"
+                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; leave "
+                "it out for the tokenizer's own, an unused or a new row"
             )
         if wanted in loaded.special.stop:
             raise ValueError(
-                f"mask_token must be an id that text does not use, but {wanted} ends it; use 'add'"
+                f"mask_token must be an id that text does not use, but {wanted} ends it; give "
+                "another, or leave it out"
             )
         return wanted, "as requested"
-    if wanted == "unused" and tokenizer is None:
-        raise ValueError(
-            f"{loaded.name} has no tokenizer that says which rows are unused; give an id, or 'add'"
-        )
-    if wanted == "add" or tokenizer is None:
-        return new
-    own = tokenizer.mask_token_id
-    if own is None:
-        own = tokenizer.get_vocab().get(MASK_TOKEN)
-    if wanted == "auto" and own is not None:
-        return own, "the tokenizer's own"
-    first = _next_id(tokenizer)
-    if first < rows:
-        return first, "a row that the tokenizer did not use"
-    if wanted == "unused":
-        raise ValueError(
-            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its "
-            f"embedding {rows} rows; use mask_token='add'"
-        )
-    return new
+    if tokenizer is not None:
+        own = tokenizer.mask_token_id
+        if own is None:
+            own = tokenizer.get_vocab().get(MASK_TOKEN)
+        if own is not None:
+            return own, "the tokenizer's own"
+        first = _next_id(tokenizer)
+        if first < rows:
+            return first, "a row that the tokenizer did not use"
+    return rows, "a new row, the mean of the others"
 
 
 def _add_rows(model: Any, rows: int) -> None:

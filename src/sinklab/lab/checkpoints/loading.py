@@ -357,7 +357,7 @@ def _commit(folder: Path, revision: str | None) -> str | None:
 def from_causal(
     name_or_folder: str | Path,
     *,
-    mask_token: str | int = "auto",
+    mask_token: int | None = None,
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str | int | None = None,
     revision: str | None = None,
@@ -376,11 +376,10 @@ def from_causal(
 
     Args:
         name_or_folder: a folder, or a name on the Hub.
-        mask_token: source of [MASK]. ``unused``: the first row of the embedding behind the
-            tokenizer's entries (Qwen2.5: 151,665 of 151,936); it keeps the checkpoint's values.
-            ``add``: a new row behind the embedding, and of the head, the mean of the others.
-            ``auto``: the tokenizer's own mask token, else an unused row, else a new one. A number:
-            this row; an entry of the tokenizer that has it becomes its mask token.
+        mask_token: row of the embedding that becomes [MASK]; an entry of the tokenizer that has it
+            becomes its mask token. When left out, the tokenizer's own mask token, else the first
+            row behind the tokenizer's entries (Qwen2.5: 151,665 of 151,936), which keeps the
+            checkpoint's values, else a new row of embedding and head, the mean of the others.
         dtype: of the weights; ``"auto"`` is the type in ``config.json``.
         device: device of the model; the CPU by default.
         revision: commit, branch or tag on the Hub.
@@ -397,10 +396,7 @@ def from_causal(
             more entries than its embedding has rows, or there is no such [MASK].
     """
     if "mask_token_id" in settings:
-        raise ValueError(
-            "from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id"
-        )
-    wanted = convert.mask_choice(mask_token)
+        raise ValueError("from_causal takes mask_token=, the id of a row, and no mask_token_id")
     place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
     # a diffusion model is refused before its weights are read
     plan, _ = published.read_plan(str(name_or_folder), revision)
@@ -413,7 +409,7 @@ def from_causal(
             f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}"
         )
     loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
-    return convert.with_mask(loaded, wanted)
+    return convert.with_mask(loaded, mask_token)
 
 
 def load_adapters(
