@@ -131,7 +131,7 @@ def test_a_reader_that_has_gone_is_no_error():
 def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
     assert "--by {model,layer,head}" in shown("curve --help", capsys)
     script = shown("--tyro-print-completion bash", capsys)
-    for word in ("--new-tokens", "--monitor-every", "zero_value", "block_diffusion"):
+    for word in ("--new-tokens", "--monitor-every", "zero_value", "block-length"):
         assert word in script, word
 
 

@@ -109,7 +109,7 @@ RUNS: dict[str, list[tuple[str, Iterable[str], dict[str, Any]]]] = {
 """Recipes with their variants and changes. What a retrofit begins with, and the Qwen2.5 of the
 paper, are small models here.
 """
-BLOCKS = {"objective": "block_diffusion", "block_length": 8}
+BLOCKS = {"block_length": 8}
 OTHER: dict[str, dict[str, Any]] = {
     "lora": {"init_from": "llama", "train_only": "lora", "lora_rank": 4},
     "lora/sink": {"init_from": "qwen2", "train_only": "lora"} | VARIANTS["sink"],

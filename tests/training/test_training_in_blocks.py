@@ -39,8 +39,7 @@ def test_the_loss_weighs_each_token_by_the_time_of_its_block():
 
 def test_a_model_in_blocks_is_trained_and_writes(tmp_path):
     base = tiny_settings(repeated_text(tmp_path), steps=6, sink_kind="token", sink_count=1)
-    small = {"objective": "block_diffusion", "block_length": 4}
-    train(replace(base, out="small", causal_start=0.3, **small))
+    train(replace(base, out="small", causal_start=0.3, block_length=4))
     config = json.loads(Path("small/model/config.json").read_text())
     assert config["block_length"] == 4
     loaded = sinklab.load("small/model")
@@ -52,26 +51,8 @@ def test_from_a_causal_model_and_on_from_blocks(tmp_path):
     text = repeated_text(tmp_path)
     causal = tiny_settings(text, steps=1, objective="autoregressive", out="causal")
     train(causal)
-    start = {"init_from": "causal/model", "objective": "block_diffusion"}
-    refused(
-        "--block-length",
-        train,
-        tiny_settings(text, steps=1, out="none", **start),
-    )
-    train(tiny_settings(text, steps=1, out="a2d", block_length=4, **start))
-    onward = {"init_from": "a2d/model"}
-    refused(
-        "--objective block_diffusion",
-        train,
-        tiny_settings(text, steps=1, out="wrong", **onward),
-    )
-    train(
-        tiny_settings(
-            text,
-            steps=1,
-            out="more",
-            objective="block_diffusion",
-            **onward,
-        )
-    )
+    train(tiny_settings(text, steps=1, out="a2d", init_from="causal/model", block_length=4))
+    onward = tiny_settings(text, steps=1, out="more", init_from="a2d/model")
+    refused("blocks of 4", train, replace(onward, objective="autoregressive"))
+    train(onward)
     assert sinklab.load("more/model").model.config.block_length == 4

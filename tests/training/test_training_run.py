@@ -223,8 +223,6 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
             {"row_start": True, "streaming": True},
             "row_start begins packed rows of plain text; leave it out with a stream or pairs",
         ),
-        ({"objective": "block_diffusion"}, "needs the tokens of a block; give block_length"),
-        ({"block_length": 4}, "block_length belongs to objective='block_diffusion'"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(settings, change, message):

@@ -54,7 +54,7 @@ class AdapterFile:
     rank: int
     """0 for a sink alone."""
     objective: str
-    """Objective of the training: diffusion, block_diffusion or autoregressive."""
+    """Objective of the training: diffusion or autoregressive."""
     mask_token_id: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of `DiffusionLMConfig`: shift, form of attention, sink."""

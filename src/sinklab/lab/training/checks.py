@@ -63,13 +63,12 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    given = changed(settings, "sink_count", "gate", "attention", "causal_start")
+    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "block_length")
     if settings.objective == "autoregressive" and given:
         raise ValueError(
             "an autoregressive run trains a plain decoder, without sink or gate and causal "
             f"throughout; leave out {', '.join(given)}"
         )
-    _check_blocks(settings)
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be "
@@ -100,19 +99,6 @@ def changed(settings: TrainSettings, *names: str) -> list[str]:
     return [name for name in names if getattr(settings, name) != getattr(plain, name)]
 
 
-def _check_blocks(settings: TrainSettings) -> None:
-    if settings.objective != "block_diffusion":
-        if settings.block_length is not None:
-            raise ValueError(
-                "block_length belongs to objective='block_diffusion'; give that, or leave it out"
-            )
-        return
-    if settings.block_length is None and settings.init_from is None:
-        raise ValueError(
-            "objective='block_diffusion' needs the tokens of a block; give block_length, such as 16"
-        )
-
-
 def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     """Rows that a process runs at a time, and how many times it does so in a step.
 
@@ -131,7 +117,7 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
 def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     """The settings that make the model's variant, and more of them, as its config names them."""
     names = ["sink_kind", "sink_count", "sink_side", "gate", "attention", *more]
-    if settings.objective == "block_diffusion":
+    if settings.block_length is not None:
         names.append("block_length")
     return {name: getattr(settings, name) for name in names}
 

@@ -48,7 +48,11 @@ def started_from(settings: TrainSettings) -> Loaded:
         fields["dtype"] = "auto"
     # settings of a diffusion checkpoint besides its backbone; None for a causal one
     theirs = read_plan(name)[0].settings
-    _keep_blocks(name, theirs, settings.objective, fields)
+    if settings.objective == "autoregressive" and (theirs or {}).get("block_length"):
+        raise ValueError(
+            f"{name} has attention in blocks of {(theirs or {})['block_length']}, which an "
+            "autoregressive run has not; start from another model"
+        )
     if settings.gate != "none" and (theirs or {}).get("gate", "none") == "none":
         # open: near 0.5 it would halve the attention of a trained backbone
         fields["gate_bias"] = 4.0
@@ -70,25 +74,6 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
     source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
     source["sha256"] = weights_hash(loaded.model.state_dict())
     return {"init_from": source, "notes": list(loaded.notes)}
-
-
-def _keep_blocks(
-    name: str, theirs: dict[str, Any] | None, objective: str, fields: dict[str, Any]
-) -> None:
-    """Fill in a missing block length from the model; a model never loses its blocks silently."""
-    length = (theirs or {}).get("block_length")
-    if objective == "block_diffusion":
-        fields["block_length"] = fields["block_length"] or length
-        if fields["block_length"] is None:
-            raise ValueError(
-                f"{name} has no attention in blocks, so objective='block_diffusion' needs "
-                "--block-length, such as 16"
-            )
-    elif length is not None:
-        raise ValueError(
-            f"{name} has attention in blocks of {length}, which is trained with --objective "
-            f"block_diffusion, but the objective is {objective!r}"
-        )
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -98,11 +98,12 @@ class DataSettings(Checked):
 class ObjectiveSettings(Checked):
     """The training objective."""
 
-    objective: str = limited("diffusion", one_of=("diffusion", "block_diffusion", "autoregressive"))
-    """diffusion; block_diffusion: attention in blocks, each denoised behind the clean ones before
-    it; or autoregressive: the causal twin, saved as a plain Hugging Face model."""
+    objective: str = limited("diffusion", one_of=("diffusion", "autoregressive"))
+    """diffusion; or autoregressive: the causal twin, saved as a plain Hugging Face model."""
     block_length: int | None = limited(None, at_least=1)
-    """With block_diffusion: tokens of a block."""
+    """Tokens of a block: attention is in blocks, each denoised behind the clean ones before it.
+    Without it that of the model it starts from, if it has blocks.
+    """
     causal_start: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps spent as a causal language model first; small budgets go much further
     with 0.4.
