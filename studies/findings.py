@@ -4,10 +4,12 @@
                                          there yet, write
     python studies/findings.py write     its tables, and marked numbers of all pages, from
                                          findings.json again
+    python studies/findings.py texts [--only MODEL]
+                                         the paths of sinks over 32 texts, for `sinklab tour`
 
 Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on
-the same canvases; then held-out rows are scored with keys blocked. findings.json keeps the numbers,
-checkpoints/packaged/curves/ the runs that `sinklab tour` shows.
+the same canvases; then held-out rows are scored with keys blocked, in all heads and in one at a
+time. findings.json keeps the numbers, checkpoints/packaged/ the runs that `sinklab tour` shows.
 
 A page that tells one of them has a mark behind it, 17.3<!-- findings: ROW | MODEL -->, so that all
 pages tell the same: ROW is one of the first table, or of the second "change by most attended keys,
@@ -15,6 +17,7 @@ k = 1" (held, removed, keys, sinks).
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -26,8 +29,11 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.checkpoints import load
-from sinklab.lab.records import open_run
+from sinklab.lab.cli.command import SAMPLING
+from sinklab.lab.records import RunWriter, open_run
+from sinklab.lab.records.info import of_twin
 from sinklab.lab.reports import as_studies
+from sinklab.lab.reports.answered import staying_table
 from sinklab.lab.reports.tables import measures
 from sinklab.lab.studies.curve.figures import masking_curve_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
@@ -40,7 +46,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGED = ROOT / "src" / "sinklab" / "lab" / "checkpoints" / "packaged"
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
 CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
+HEADS = CurveSettings(by="head", ks=(1,), rows=64, twin=False)
 PASSAGES, WORDS = 12, 24
+TEXTS, TOKENS = 32, 32
+"""texts over which sinks are followed, and tokens of each: so many decide for every model"""
 BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
 MARK = re.compile(
     r"(?P<sign>[+−]?)(?P<number>\d+(?:\.\d+)?)<!-- findings: (?P<row>[^|>]+?) \| "
@@ -61,15 +70,39 @@ TRACED = (
 """Rows of the table, among the measures of `sinklab compare`."""
 
 
-def passages() -> tuple[str, ...]:
+def passages(number: int = PASSAGES, words: int = WORDS) -> tuple[str, ...]:
     """Beginnings of paragraphs of the packaged held-out text, evenly spread over its books."""
     file = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "heldout.jsonl")
     books = [
         json.loads(line)["text"].split("\n\n") for line in file.read_text("utf-8").splitlines()
     ]
     long = [[text for text in book if len(text.split()) > WORDS] for book in books]
-    some = [book[len(book) * part // 3] for part in range(3) for book in long]
-    return tuple(" ".join(text.split()[:WORDS]) for text in some[:PASSAGES])
+    parts = -(-number // len(long))
+    some = [book[len(book) * part // parts] for part in range(parts) for book in long]
+    return tuple(" ".join(text.split()[:words]) for text in some[:number])
+
+
+def follow(name: str) -> None:
+    """The paths of the sinks of a model and of its controls, a row a text, into the package."""
+    settings = StudySettings(
+        prompts=passages(TEXTS, 12),
+        new_tokens=TOKENS,
+        keep_arrays=False,
+        statistics=("received",),
+        twin=True,
+        temperature=SAMPLING["temperature"],
+    )
+    loaded, made = load(name), RUNS / "texts" / name
+    if loaded.is_diffusion:
+        settings = dataclasses.replace(settings, block_length=8, **SAMPLING)
+    run = open_run(study(loaded, made, settings, progress=print, resume=made.is_dir()))
+    whole, info = as_studies([run])[0], run.info
+    kept = PACKAGED / "texts" / name
+    shutil.rmtree(kept, ignore_errors=True)
+    given = info.settings | {"prompts": f"{TEXTS} passages of packaged/heldout.jsonl"}
+    with RunWriter(kept, kind="texts", model=info.model, settings=given, seed=info.seed) as out:
+        for twin, one in {"": whole, **whole.twins}.items():
+            out.table(of_twin("staying", twin), staying_table(one))
 
 
 def measure(names: tuple[str, ...]) -> None:
@@ -85,9 +118,12 @@ def measure(names: tuple[str, ...]) -> None:
             resume=(RUNS / "trace" / name).is_dir(),
         )
         masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
-        kept = PACKAGED / "curves" / name
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(RUNS / "curve" / name, kept)
+        masking_curve(loaded, RUNS / "heads" / name, HEADS, progress=print)
+        for made, place in (("curve", "curves"), ("heads", "heads")):
+            kept = PACKAGED / place / name
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(RUNS / made / name, kept)
+        follow(name)
 
 
 def collect(names: tuple[str, ...]) -> dict[str, Any]:
@@ -218,11 +254,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["measure", "write"], nargs="?", default="measure")
+    commands = ["measure", "write", "texts"]
+    parser.add_argument("command", choices=commands, nargs="?", default="measure")
     parser.add_argument(
-        "--only", choices=MODELS, help="measure one model and write nothing, as several can at once"
+        "--only", help="measure one model and write nothing, as several can at once"
     )
     given = parser.parse_args()
+    if given.command == "texts":
+        for name in [given.only] if given.only else MODELS:
+            follow(name)
+        return
     if given.only:
         measure((given.only,))
         return

@@ -8,29 +8,28 @@ import pytest
 
 from sinklab.lab.registry import figures
 from sinklab.lab.reports import NotRecorded
-from sinklab.lab.reports.inline import Picture
 
 
-def undrawn(name, runs, words, place, **options):
+def undrawn(name, runs, **options):
     """A picture that was drawn and not written."""
     try:
-        numbers = figures[name].drawn(runs, **options)[1]
+        figures[name].drawn(runs, **options)
     except NotRecorded:
-        return []
-    return [Picture(name, "<svg></svg>", words, place, numbers)]
+        return ""
+    return "<svg></svg>"
 
 
 @pytest.fixture
 def draw_only(monkeypatch):
     """Pages show these pictures and leave the writing of others out."""
     build = import_module("sinklab.lab.reports.build")
-    every = build.picture
+    every = build.svg_of
 
     def only(*drawn):
-        def some(name, *about, **options):
-            return (every if name in drawn else undrawn)(name, *about, **options)
+        def some(name, runs, **options):
+            return (every if name in drawn else undrawn)(name, runs, **options)
 
-        monkeypatch.setattr(build, "picture", some)
+        monkeypatch.setattr(build, "svg_of", some)
 
     return only
 

@@ -11,9 +11,8 @@ from numpy.testing import assert_allclose
 from commands import cli, error_of
 from refusals import refused, refusing
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.reports import NotRecorded, as_studies, draw_all, report, table
+from sinklab.lab.reports import NotRecorded, as_studies, report, table
 from sinklab.lab.reports.build import words as page_words
-from sinklab.lab.reports.drawing import share_scale
 from sinklab.lab.reports.figures import (
     attention_map,
     heldout_loss,
@@ -30,7 +29,7 @@ from sinklab.lab.reports.figures import (
     value_norms,
     value_norms_by_state,
 )
-from sinklab.lab.reports.inline import Picture, svg_of
+from sinklab.lab.reports.inline import placed, svg_of
 from sinklab.lab.reports.style import DPI, printable
 from sinklab.lab.reports.words import number, percent
 
@@ -289,18 +288,6 @@ def test_intervals_are_those_of_the_samples(make_study):
     assert sink_share.drawn(make_study("few", samples=7))[1]["low"].isna().all()
 
 
-def test_maps_of_a_set_share_their_scale(make_study, tmp_path):
-    runs = as_studies([make_study("weak", text_share=0.2), make_study("strong", text_share=0.6)])
-    drawn = [layer_head_map(run) for run in runs]
-    share_scale(drawn)
-    assert [axes.images[0].norm.vmax for axes in drawn] == [pytest.approx(60, rel=1e-3)] * 2
-    assert drawn[0].figure.axes[1].get_ylabel() == "attention on the main sink, %"
-    written = draw_all(runs, tmp_path, ("svg",), names=("layer_head_map",)).written
-    texts = [re.findall(r"<text[^>]*>([^<]+)</text>", one.read_text()) for one in written[::2]]
-    # the numbers beside the colour bar are text, and those of one scale
-    assert texts[0] == texts[1] and "50" in texts[0]
-
-
 def test_sink_tokens_draws_frequency_and_occupancy(make_study):
     study = as_studies(make_study())[0]
     axes = sink_tokens(study)
@@ -379,9 +366,8 @@ def test_refusals(make_study):
     with pytest.raises(NotRecorded, match=r"needs the table heldout"):
         heldout_loss(run)
     bare = make_study("bare", leave_out=("value_norm", "output_norm"))
-    for draw in (value_norms, value_norms_by_state):
-        with pytest.raises(NotRecorded, match="with the statistic value_norm"):
-            draw(bare)
+    with pytest.raises(NotRecorded, match="with the statistic value_norm"):
+        value_norms(bare)
     whole = make_study("whole", recorded_layers=[3, 4])
     refused(r"one of 3, 4, but is 0", received_map, whole, layer=0)
     refused(r"one of 0, 1, 2, but is 3", sink_paths, whole, layer=3, head=3)
@@ -436,9 +422,8 @@ def test_a_page_shows_the_drawing_of_the_figure(make_study, draw_only, tmp_path)
     draw_only("sink_share")
     runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
     html = report(runs, tmp_path, tables=()).read_text("utf-8")
-    axes, _ = sink_share.drawn(runs)
     title = page_words("figures")["study"]["sink_share"]
-    assert Picture("sink_share", svg_of(axes.figure), title, "sink_share").__html__() in html
+    assert placed(svg_of("sink_share", runs), "sink_share", title) in html
     parts = re.findall(r' id="([^"]+)"', html)
     assert len(parts) == len(set(parts))
 

@@ -59,6 +59,8 @@ class Staying:
     """tokens that are the strongest of a head, by falling share of the heads and steps"""
     compared: str = "steps"
     """moments that are compared: steps, or of an autoregressive model windows of queries"""
+    origin: str = ""
+    """how the numbers were come by, if not from the samples of the run"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Cost:
     """
     grown_at: Sequence[int] = ()
     """text positions of these keys, one a head and row; below 0 for an added sink"""
+    alone: tuple[str, float] | None = None
+    """a head whose own key costs more than half of ``delta``, in words, and its cost"""
 
 
 @dataclass(frozen=True)

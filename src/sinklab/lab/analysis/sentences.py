@@ -73,9 +73,12 @@ def staying(found: Any, own: Any) -> str:
     beside = ""
     for name, value in [*found.controls.items()][:1]:
         beside = f"; {name}: no sinks" if math.isnan(value) else f"; {name} {whole(value)}"
+    origin = ""
+    if own.origin:
+        origin = f" of {counted(found.samples, 'text')}, {own.origin}"
     changes = (
         f"between two random {own.compared} a head's strongest token changes {whole(found.value)} "
-        f"of the time (median{beside})"
+        f"of the time (median{origin}{beside})"
     )
     if found.word == "stay" and own.holders:
         label, share = own.holders[0]
@@ -98,6 +101,8 @@ def cost(found: Any, own: Any) -> str:
     if own.delta.is_interval:
         ends = f"{nats(own.delta.low)} … {nats(own.delta.high)}"
         span += f", {counted(own.delta.samples, 'row')}, 95\u00a0% {ends}"
+    if own.alone:
+        span += f"; {own.alone[0]} alone {nats(own.alone[1])}"
     keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
     said = f"{nats(found.value)} nats a token{keys} ({span})"
     equal = f"non-sinks of equal mass {nats(own.equal_mass)}"

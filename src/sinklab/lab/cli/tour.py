@@ -30,6 +30,8 @@ minutes on two cores.
 """
 QUICK_ROWS = 8
 """Rows of them in a quick tour: of fewer there is no interval."""
+BESIDE = ("curves", "heads", "texts")
+"""folders of what was measured beforehand, by `python studies/findings.py`"""
 NEW_TOKENS = 24
 """Tokens of each text."""
 MORE_PROMPTS = (
@@ -65,8 +67,9 @@ class Tour(Command):
     without and with one sink token, and autoregressive. Each writes eight texts while attention is
     recorded, and the same model with shuffled and with fresh weights reads them as a control. Three
     questions are answered for each: whether sinks exist, which they are and whether they stay, and
-    the cost of blocking them. The result is one page, report.html. The cost of blocking them takes
-    longer; it was measured beforehand and comes with the models.
+    the cost of blocking them. The result is one page, report.html. What takes longer was measured
+    beforehand and comes with the models: the cost of blocking sinks, and whether they stay over 32
+    texts.
 
     With --real the models are SmolLM2-135M-Instruct, trained by others, and a diffusion model that
     was made of it with half a million tokens; the cost of blocking them is measured on the way.
@@ -117,11 +120,12 @@ class Tour(Command):
         if self.quick:
             most = 1
         with working() as shown:
-            runs, curves = _toured(models, out, most, self.dtype, shown, scores=self.real)
+            runs, beside = _toured(models, out, most, self.dtype, shown, scores=self.real)
             shown.stage("writing the page")
             # once for the page and for the printed lines
-            read = as_shown([*runs, *curves])
+            read = as_shown([*runs, *beside])
             page = report(read, out / "report")
+            curves = [run for run in beside if run.info.kind == "curve"]
             drawn = write_masking_curves(curves, out / "masking")
         texts = []
         for run in runs:
@@ -144,7 +148,7 @@ class Tour(Command):
 def _toured(
     models: dict[str, str], out: Path, most: int | None, dtype: str, shown: Shown, *, scores: bool
 ) -> tuple[list[Run], list[Run]]:
-    """Traces of the models of a tour, and their masking curves: packaged ones, or scored here.
+    """Traces of the models of a tour, and runs beside them: packaged ones, and masking curves.
 
     Args:
         models: their names, by the names of the run folders.
@@ -167,9 +171,9 @@ def _toured(
     diffusion = dict(SAMPLING)
     if most is None:
         diffusion["block_length"] = 8
-    packaged = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
+    packaged = Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged")))
     runs = []
-    curves = []
+    beside = []
     for label, name in models.items():
         shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
         loaded = load(name, dtype=dtype)
@@ -178,9 +182,11 @@ def _toured(
             # order and blocks are for these alone
             settings = dataclasses.replace(plain, **diffusion)
         runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
-        curve = Path(str(packaged.joinpath(name)))
-        if scores:
-            shown.stage(f"{name} reads {costs.rows} rows of text with keys blocked")
-            curve = masking_curve(loaded, out / "curves" / label, costs, progress=_Counted(shown))
-        curves.append(open_run(curve))
-    return runs, curves
+        for kind in BESIDE:
+            folder = packaged / kind / name
+            if scores and kind == "curves":
+                shown.stage(f"{name} reads {costs.rows} rows of text with keys blocked")
+                folder = masking_curve(loaded, out / kind / label, costs, progress=_Counted(shown))
+            if folder.is_dir():
+                beside.append(open_run(folder))
+    return runs, beside

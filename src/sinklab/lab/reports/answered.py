@@ -6,9 +6,11 @@ losses: its own, or those of a masking curve beside it.
 # curve
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,13 +84,23 @@ def _existence(study: Any) -> Existence:
 
 
 def _staying(study: Any) -> Staying:
-    found: Counter[str] = Counter()
-    for one in study.measured.strongest_keys:
-        found.update(one["holders"])
-    total = max(found.total(), 1)
-    named = [(_named(label), count / total) for label, count in found.most_common(MOST_HOLDERS)]
+    """The paths of the sinks: of more texts, if a run of these stands beside the study."""
     compared = "windows" if study.reading == SO_FAR else "steps"
-    return Staying(mobility_of(study.motion), named, compared)
+    more = study.beside.get("texts")
+    texts = "" if more is None else "measured beforehand"
+    table = staying_table(study) if more is None else more.table(of_twin("staying", study.twin))
+    held: Counter[str] = Counter()
+    for holders in table["holders"]:
+        held.update(json.loads(holders))
+    total = max(held.total(), 1)
+    named = [(_named(label), count / total) for label, count in held.most_common(MOST_HOLDERS)]
+    return Staying(table["mobility"].to_numpy(float), named, compared, texts)
+
+
+def staying_table(study: Any) -> pd.DataFrame:
+    """A row a sample: its mobility, and how often each token is strongest in a head (JSON)."""
+    held = [json.dumps(one["holders"]) for one in study.measured.strongest_keys]
+    return pd.DataFrame({"mobility": mobility_of(study.motion), "holders": held})
 
 
 def _named(label: str) -> str:
@@ -134,7 +146,22 @@ def _cost(study: Any) -> Cost | None:
         others |= {"grown_R": np.asarray(sinks["grown"]), "grown_at": sinks["grown_at"]}
     losses = float(clean["loss"]), float(sinks["loss"])
     others["beyond_equal"] = beyond_equal
-    return Cost(int(sinks["k"]), *losses, delta, beyond, **others)
+    cost = Cost(int(sinks["k"]), *losses, delta, beyond, **others)
+    return replace(cost, alone=_alone(study, cost))
+
+
+def _alone(study: Any, cost: Cost) -> tuple[str, float] | None:
+    """The head whose own strongest key costs more than half of that of all heads, by the whole
+    interval, and its cost; from a map by head beside the study.
+    """
+    run = study.beside.get("ablate")
+    if run is None or study.twin or run.info.settings["by"] != "head" or cost.keys != 1:
+        return None
+    cells = run.table("map")
+    most = cells.loc[cells["delta"].idxmax()]
+    if not most["delta_low"] > (cost.masked - cost.clean) / 2:
+        return None
+    return f"head {most['head']:.0f} of layer {most['layer']:.0f}", float(most["delta"])
 
 
 def command_of(study: Any, command: str, python: str) -> str:
@@ -217,13 +244,14 @@ def _errors(values_CR: np.ndarray) -> np.ndarray:
     return pd.DataFrame(values_CR).sem(axis=1).to_numpy()
 
 
-def curve_of(study: Run, curves: Sequence[Run]) -> Run | None:
-    """The first masking curve of the same model: of its name, and of its weights if both runs noted
-    them.
+def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
+    """The first run of each kind about the same model: of its name, and of its weights if both
+    runs noted them.
     """
-    for curve in curves:
-        one, other = study.info.model, curve.info.model
+    found: dict[str, Run] = {}
+    for run in runs:
+        one, other = study.info.model, run.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")
         if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
-            return curve
-    return None
+            found.setdefault(run.info.kind, run)
+    return found

@@ -4,7 +4,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ from markupsafe import Markup, escape
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import Answers, holm
 from sinklab.lab.analysis.answers import QUESTIONS
+from sinklab.lab.analysis.sentences import percent
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports.answered import contrast_of
 from sinklab.lab.reports.figures import typical_head
-from sinklab.lab.reports.inline import Picture, picture
+from sinklab.lab.reports.inline import placed, svg_of
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
-from sinklab.lab.reports.samples import ADDED, MASK
 from sinklab.lab.reports.study import Study
-from sinklab.lab.reports.style import asset, printable
+from sinklab.lab.reports.style import asset
 from sinklab.lab.reports.tables import (
     compare,
     measures_table,
@@ -38,7 +38,7 @@ from sinklab.lab.reports.tables import (
     write_tables,
 )
 from sinklab.lab.reports.training import Training
-from sinklab.lab.reports.words import number, percent
+from sinklab.lab.reports.words import number, quoted
 
 SHOWN_TOKENS = 15
 # The rest of a page is its script, figures and tables.
@@ -60,31 +60,16 @@ OUTCOME = {
     "text_sinks": "sinks in the text",
 }
 """columns of the outcome of training runs -> as the page has them"""
+RULES = {
+    "sinks_per_head": "sinks per head",
+    "filtered": "tokens that are none, %",
+    "absorbed": "attention on them, %",
+    "agreement": "agreement, %",
+}
+"""columns of the table of rules -> as the page has them"""
 
 Part = dict[str, Any]
 """A part of the page below the explorer: anchor, cards, title, how."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A cell with a share as a bar behind the text."""
-
-    of: float
-
-    def __html__(self) -> str:
-        part = f"--part:{100 * self.of:.1f}%"
-        return f'<span class="share" style="{part}">{percent(self.of)}</span>'
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; one with a summary is folded behind that line."""
-
-    frame: pd.DataFrame
-    """its cells as they are written; the index stands in front, and without a name of it there is
-    no heading
-    """
-    summary: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,8 +79,11 @@ class Card:
     title: str
     anchor: str = ""
     how: str = ""
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    tables: Sequence[tuple[str, pd.DataFrame]] = ()
+    """a line that each is folded behind, if any, and its cells as they are written; the index
+    stands in front, and without a name of it there is no heading
+    """
+    picture: Markup | str = ""
     texts: Sequence[Any] | None = None
     """the texts written, a list of rows per sample; empty if none was kept"""
 
@@ -164,16 +152,33 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     """Everything that page.jinja shows; ``budget``: characters of the arrays of each study."""
     kind = runs[0].kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    head = {name: text.replace("{names}", names) for name, text in words(kind).items()}
     content: dict[str, Any] = dict.fromkeys(("story", "contrast", "explored", "script"), "")
+    content |= {name: text.replace("{names}", names) for name, text in words(kind).items()}
+    drawn = _drawn(kind, runs)
+    cards = [
+        Card(title, name, registered[name].words, picture=placed(drawn[name], name, title))
+        for name, title in words("figures")[kind].items()
+        if drawn[name]
+    ]
+    content["parts"] = [_part("measured", cards)]
     if isinstance(runs[0], Study):
-        content |= _explored(runs, budget)
+        content["parts"] += _parts_of_studies(runs)
+        content |= _explored(runs, budget, drawn)
     else:
-        content |= {"parts": _parts_of_trainings(runs), "allowed": "'none'"}
+        content["parts"].insert(0, _part("outcome", [_outcome(runs)]))
+        content["allowed"] = "'none'"
     content["parts"].append(_part("runs", [_what_was_run(run) for run in runs]))
     content["parts"] = [part for part in content["parts"] if part["cards"]]
     version = runs[0].run.info.versions.get("sinklab", "")
-    return head | content | {"status": [*map(_status, runs)], "version": version}
+    return content | {"status": [*map(_status, runs)], "version": version}
+
+
+def _drawn(kind: str, runs: list[Any]) -> dict[str, str]:
+    """The figures that page.toml names, and those of the answers, as SVG; empty for one that no run
+    recorded enough for.
+    """
+    names = [*words("figures")[kind], *(PICTURES.values() if kind == "study" else ())]
+    return {name: svg_of(name, runs) for name in counted("drawing", names, len(names))}
 
 
 def _status(run: Any) -> str:
@@ -215,18 +220,16 @@ def _notes(study: Study) -> list[str]:
     return said
 
 
-def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
-    """Content that a page of studies alone has, and their parts."""
+def _explored(studies: list[Study], budget: int, drawn: dict[str, str]) -> dict[str, Any]:
+    """Content that a page of studies alone has: three cards, the comparison, the explorer."""
     data = payload(studies, budget)
     explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
     shown = [
         f"{label}: {words}" if len(studies) > 1 else words for label, words in explored.items()
     ]
     shown += [note for study in studies for note in _notes(study)]
-    parts = _parts_of_studies(studies)
     return {
-        "parts": parts,
-        "story": [_answered(question, studies, [*explored], parts[0]) for question in QUESTIONS],
+        "story": [_answered(question, studies, [*explored], drawn) for question in QUESTIONS],
         "contrast": contrast_of(studies),
         "explored": " ".join(shown) if explored else "",
         "allowed": f"'sha256-{script_hash()}'",
@@ -234,7 +237,9 @@ def _explored(studies: list[Study], budget: int) -> dict[str, Any]:
     }
 
 
-def _answered(question: str, studies: list[Study], shown: list[str], drawn: Part) -> dict[str, Any]:
+def _answered(
+    question: str, studies: list[Study], shown: list[str], drawn: dict[str, str]
+) -> dict[str, Any]:
     """One of the three cards that open the page: the answer of each run, word for word that of
     `Study.answers`, and a picture if one can be drawn.
 
@@ -242,39 +247,23 @@ def _answered(question: str, studies: list[Study], shown: list[str], drawn: Part
         question: one of `QUESTIONS`.
         studies: the runs.
         shown: labels of those in the explorer.
-        drawn: the part of the page with pictures; none is drawn twice.
+        drawn: figures as SVG, by name.
     """
-    name, title, place = PICTURES[question], QUESTIONS[question], f"story-{question}"
-    runs = [run for run in studies if _has_data(run, name)]
-    explored = [run for run in runs if run.label in shown][:2]
-    link = name
+    name, title = PICTURES[question], QUESTIONS[question]
+    link, explored = name, [run for run in studies if run.label in shown][:2]
     if question != "cost" and explored:
         # the heads that the picture shows, or those of the strongest sinks
-        heads = [
-            typical_head(run) if question == "stay" else run.measured.strongest for run in explored
-        ]
-        views = [(shown.index(run.label), *head) for run, head in zip(explored, heads, strict=True)]
+        views = []
+        for run in explored:
+            head = typical_head(run) if question == "stay" else run.measured.strongest
+            views.append((shown.index(run.label), *head))
         fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
         link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
-    pictures = [
-        replace(one, place=place, words=title)
-        for card in drawn["cards"]
-        for one in card.pictures
-        if one.figure == name
-    ]
-    if runs and not pictures:
-        pictures = picture(name, runs, title, place)
     said = [
         (run.label if len(studies) > 1 else "", run.answers[question].sentence) for run in studies
     ]
-    return {"title": title, "sentences": said, "pictures": pictures[:1], "link": f"#{link}"}
-
-
-def _has_data(run: Study, figure: str) -> bool:
-    """Whether a study has what a figure of the page shows: held-out losses, or attention."""
-    if figure == "heldout_loss":
-        return run.heldout is not None
-    return bool(run.layers)
+    picture = placed(drawn[name], f"story-{question}", title)
+    return {"title": title, "sentences": said, "picture": picture, "link": f"#{link}"}
 
 
 def _part(anchor: str, cards: Iterable[Card]) -> Part:
@@ -282,35 +271,26 @@ def _part(anchor: str, cards: Iterable[Card]) -> Part:
     return {"anchor": anchor, "how": "", "cards": [*cards]} | words("parts")[anchor]
 
 
-def _figures(kind: str, runs: list[Any]) -> Part:
-    """The part with the figures that page.toml names, of the runs that have the data they show."""
-    cards = []
-    rows = words("figures")[kind].items()
-    for name, title in counted("drawing", rows, len(rows)):
-        able = [run for run in runs if kind == "training" or _has_data(run, name)]
-        drawn = picture(name, able, title, name) if able else []
-        if drawn:
-            cards.append(Card(title, name, registered[name].words, pictures=drawn))
-    return _part("measured", cards)
-
-
 def _parts_of_studies(studies: list[Study]) -> list[Part]:
     recorded = [study for study in studies if study.layers]
-    known = [study for study in recorded if study.sink_tokens is not None]
     # corrected for all that stand on the page
     verdicts = iter(holm([one for study in recorded for one in study.verdicts]))
-    numbers = []
+    numbers, tokens, rules = [], [], []
     if len(recorded) == 2:
         frame = _spans(compare(*recorded), "95 % interval of the difference")
-        numbers.append(Card("Side by side", tables=[Table(frame)]))
+        numbers.append(Card("Side by side", tables=[("", frame)]))
     for study in recorded:
         judged = [next(verdicts) for _ in study.verdicts]
-        numbers.append(Card(study.label, tables=[Table(_spans(measures_table(study, judged)))]))
+        table = _spans(measures_table(study, judged))
+        numbers.append(Card(study.label, tables=[("", table)]))
+        named = rules_table(study).set_index("rule")[[*RULES]].rename(columns=RULES)
+        rules.append(Card(study.label, tables=[("", _cells(_percents(named)))]))
+        if study.has("sink_tokens"):
+            tokens.append(Card(study.label, tables=_token_tables(study)))
     return [
-        _figures("study", studies),
         _part("numbers", numbers),
-        _part("tokens", [Card(run.label, tables=_token_tables(run)) for run in known]),
-        _part("rules", [Card(run.label, tables=[_rules(run)]) for run in recorded]),
+        _part("tokens", tokens),
+        _part("rules", rules),
         _part("statistics", _recorded_cards(recorded)),
         _part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
     ]
@@ -318,25 +298,36 @@ def _parts_of_studies(studies: list[Study]) -> list[Part]:
 
 def _spans(frame: pd.DataFrame, title: str = "95 % interval") -> pd.DataFrame:
     """A table of measures as it is written: low and high as one column, no empty column."""
-    ends = frame.pop("low"), frame.pop("high")
-    known = ends[0].notna()
-    spans = [
-        f"{_measure(low)} … {_measure(high)}" if is_known else ""
-        for low, high, is_known in zip(*ends, known, strict=True)
-    ]
-    shown = frame.set_index("measure").map(_measure)
-    if known.any():
-        after = shown.columns.get_indexer(["value", "difference"]).max()
-        shown.insert(int(after) + 1, title, spans)
+    shown = _cells(frame.set_index("measure"))
+    low, high = shown.pop("low"), shown.pop("high")
+    after = shown.columns.get_indexer(["value", "difference"]).max()
+    shown.insert(int(after) + 1, title, (low + " … " + high).where(low != "", ""))
     return shown.loc[:, (shown != "").any()]
 
 
-def _measure(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if math.isnan(value):
+def _percents(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shares in percent, in the columns that are named so."""
+    return frame.mul([100 if name.endswith("%") else 1 for name in frame])
+
+
+def _cells(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table as it is written."""
+    return frame.astype(object).map(_cell)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        plain = not any(isinstance(item, str) for item in value)
+        return (", " if plain else " · ").join(map(_cell, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+    if isinstance(value, str | bool):
+        return str(value)
+    if value is None or pd.isna(value):
         return ""
-    return f"{value:,.0f}" if value == int(value) else number(value)
+    if value == int(value):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.0f}"
+    return number(value, 4)
 
 
 def _recorded_cards(studies: list[Study]) -> list[Card]:
@@ -348,39 +339,23 @@ def _recorded_cards(studies: list[Study]) -> list[Card]:
         for name in recorded_statistics(study):
             title = f"{study.label}: {name}" if len(studies) > 1 else name
             place = f"statistic-{len(cards) + 1}"
-            drawn = picture("statistics", study, f"{title} by layer and step", place, only=name)
-            cards.append(Card(title, place, words_of_statistic(name), pictures=drawn))
+            svg = svg_of("statistics", study, only=name)
+            drawn = placed(svg, place, f"{title} by layer and step")
+            cards.append(Card(title, place, words_of_statistic(name), picture=drawn))
     return cards
 
 
-def _rules(study: Study) -> Table:
-    rules = rules_table(study).set_index("rule")
-    cells = {
-        "sinks per head": rules["sinks_per_head"].map(number),
-        "tokens that are none": rules["filtered"].map(percent),
-        "attention on them": rules["absorbed"].map(percent),
-        "agreement": rules["agreement"].map(percent),
-    }
-    return Table(pd.DataFrame(cells))
-
-
-def _token_tables(study: Study) -> list[Table]:
+def _token_tables(study: Study) -> list[tuple[str, pd.DataFrame]]:
     tables = []
     found = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
     for name, frame in found.items():
         frame = frame.head(SHOWN_TOKENS)
         labels = frame["label"].rename(name)
         if name == "token":
-            labels = labels.map(
-                lambda label: label if label in (MASK, ADDED) else printable(label, 40)
-            )
-        cells = {
-            "events": frame["events"].map("{:,.0f}".format),
-            "frequency": frame["frequency"].map(Share),
-            "occupancy": frame["occupancy"].map(Share),
-            "enrichment": frame["enrichment"].map(lambda value: f"{number(value)}×"),
-        }
-        tables.append(Table(pd.DataFrame(cells).set_index(labels)))
+            labels = labels.map(quoted)
+        kept = frame[["events", "frequency", "occupancy", "enrichment"]].set_axis(labels)
+        kept = kept.rename(columns={name: f"{name}, %" for name in ("frequency", "occupancy")})
+        tables.append(("", _cells(_percents(kept))))
     return tables
 
 
@@ -396,36 +371,14 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
     return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
 
 
-def _parts_of_trainings(trainings: list[Training]) -> list[Part]:
-    column = "added_share" if any(run.sink_count for run in trainings) else "text_share"
-    shares = [100 * run.facts[column].max() for run in trainings if len(run.facts)]
-    top = max(shares, default=None)
-    cards = []
-    for place, run in enumerate(trainings):
-        # all maps of the page have one scale
-        drawn = []
-        for name, title in words("figures")["each"].items():
-            scale = {"top": top} if name == "emergence_map" else {}
-            drawn += picture(name, run, f"{title}, {run.label}", f"{name}-{place + 1}", **scale)
-        if drawn:
-            cards.append(Card(run.label, f"run-{place + 1}", pictures=drawn))
+def _outcome(trainings: list[Training]) -> Card:
     outcome = pd.concat([outcome_table(run).assign(run=run.label) for run in trainings])
-    outcome = outcome.reindex(columns=["run", *OUTCOME]).rename(columns=OUTCOME)
+    outcome = outcome.set_index("run").reindex(columns=[*OUTCOME]).rename(columns=OUTCOME)
+    tables = [("", _cells(outcome))]
     against = over_seeds(trainings)
-    tables = [Table(outcome.set_index("run").astype(object).map(_outcome))]
     if len(against):
-        tables.append(Table(against.set_index("variant").astype(object).map(_outcome)))
-    return [
-        _part("outcome", [Card("", tables=tables)]),
-        _figures("training", trainings),
-        _part("each", cards),
-    ]
-
-
-def _outcome(value: Any) -> str:
-    if value is None or value is pd.NA or value != value:
-        return ""
-    return number(value, 4) if isinstance(value, float) else str(value)
+        tables.append(("", _cells(against.set_index("variant"))))
+    return Card("", tables=tables)
 
 
 def _what_was_run(run: Any) -> Card:
@@ -435,21 +388,9 @@ def _what_was_run(run: Any) -> Card:
     about |= {"seed": info.seed, "versions": info.versions}
     tables = []
     for summary, facts in (("", info.model), ("settings", info.settings), ("run", about)):
-        known = {name: _shown(value) for name, value in facts.items() if value is not None}
-        tables.append(Table(pd.Series(known).to_frame(), summary))
+        known = {name: _cell(value) for name, value in facts.items() if value is not None}
+        tables.append((summary, pd.Series(known).to_frame()))
     return Card(run.label, tables=tables)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        if any(isinstance(item, str) for item in value):
-            return " · ".join(value)
-        return ", ".join(map(_shown, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
-    if isinstance(value, int) and value >= 10_000:
-        return f"{value:,}"
-    return str(value)
 
 
 @lru_cache(maxsize=1)

@@ -21,9 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from sinklab.core.errors import near, one_of
+from sinklab.core.errors import one_of
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside, write_text
@@ -31,19 +31,22 @@ from sinklab.lab.registry import figures
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.style import DPI, LOOK, PAPERS, themed
-from sinklab.lab.reports.words import number
 
 FORMATS = ("png", "svg", "pdf")
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "D", "^", "v", "P")
 THIN: dict[str, Any] = {"color": LOOK.muted, "linestyle": ":", "linewidth": 0.9}
 """look of a line that marks a place"""
-LINE = ["run", "line"]
-"""first columns of a table of lines; then the horizontal axis, value, low and high"""
 FLOOR = 0.5
 """lower end of a logarithmic colour scale: half an even share"""
-ATTENTION = "recorded attention: {path} has none."
-MONITOR = "a sink monitor, and {path} has none. Train with --monitor-every."
+NEEDS = {
+    "layers": "recorded attention",
+    "heldout": "the table heldout, which `sinklab curve` makes",
+    "sink_tokens": "recorded attention and the table tokens",
+    "history": "a history of losses",
+    "monitor": "a sink monitor (train with --monitor-every)",
+    "": "numbers for its lines",
+}
+"""attribute of a reader that a figure needs -> in words"""
 SETTINGS = "new_tokens steps block_length rule schedule temperature cache edits objective variant "
 SETTINGS += "recipe lr"
 """settings that a caption names"""
@@ -61,8 +64,10 @@ class Figure:
     draw: Callable[..., pd.DataFrame]
     kind: str = "study"
     """of the runs that it draws; several apart by spaces"""
+    needs: str = ""
+    """what a run must have, of `NEEDS`; others are left out"""
     alone: bool = False
-    """shows one run; of several each gets a file, and their maps share a scale"""
+    """shows one run; of several each gets a file"""
     size: tuple[float, float] = (4.6, 2.8)
     """inches"""
 
@@ -87,19 +92,33 @@ class Figure:
         kinds = self.kind.split()
         if readers[0].run.info.kind not in kinds:
             as_shown(readers, kinds[0])
+        able = [run for run in readers if run.has(self.needs)]
+        if not able:
+            raise lacking(readers, self.needs)
         with themed(paper):
             width, height = self.size
             if paper:
                 # the text, or its column for a narrow figure; the height goes with it
                 width = PAPERS[paper][int(width <= 5)]
             axes = ax or own_axes(width, height * width / self.size[0])
-            numbers = self.draw(readers[0] if self.alone else readers, axes, **options)
+            numbers = self.draw(able[0] if self.alone else able, axes, **options)
             finish(axes, grow=ax is None)
         return axes, numbers
 
 
+def lacking(readers: Sequence[Reader], needs: str) -> NotRecorded:
+    """The error that no run has what a figure needs, a key of `NEEDS` or words."""
+    said = NEEDS.get(needs, needs)
+    return NotRecorded(f"This figure needs {said}, and {readers[0].run.path} has none.")
+
+
 def figure(
-    name: str, *, kind: str = "study", alone: bool = False, size: tuple[float, float] = (4.6, 2.8)
+    name: str,
+    *,
+    kind: str = "study",
+    needs: str = "",
+    alone: bool = False,
+    size: tuple[float, float] = (4.6, 2.8),
 ) -> Callable[[Callable[..., pd.DataFrame]], Figure]:
     """A decorator that registers a figure; the docstring of the function is the caption.
 
@@ -110,14 +129,13 @@ def figure(
     Args:
         name: unique; of the files, and in the registry.
         kind: of the runs it draws: "study", "training", or any other kind of run folder.
+        needs: what a run must have, of `NEEDS`.
         alone: it shows one run.
         size: inches.
     """
 
     def made(function: Callable[..., pd.DataFrame]) -> Figure:
-        found = Figure(name, function, kind, alone, size)
-        figures.register(name)(found)
-        return found
+        return figures.register(name)(Figure(name, function, kind, needs, alone, size))
 
     return made
 
@@ -125,13 +143,6 @@ def figure(
 def figures_of(kind: str) -> dict[str, Figure]:
     """Every registered figure of runs of this kind, by name."""
     return {name: figures[name] for name in figures if kind in figures[name].kind.split()}
-
-
-def at_least_one(found: list[Any], readers: Sequence[Reader], needs: str) -> list[Any]:
-    """The runs that recorded the data a figure needs. Raises NotRecorded if there is none."""
-    if not found:
-        raise NotRecorded(f"This figure needs {needs.format(path=readers[0].run.path)}")
-    return found
 
 
 def lines(
@@ -142,7 +153,7 @@ def lines(
     label: str,
     *,
     added: Sequence[str] = (),
-    needs: str = "numbers for its curves, and {path} has NaN alone: no sink, perhaps.",
+    needs: str = "",
 ) -> pd.DataFrame:
     """Draw columns of the facts over layers, steps or a column of a table of the run.
 
@@ -153,7 +164,7 @@ def lines(
         curves: words of each curve -> its column, or an expression: ``100 * text_share``.
         label: of the vertical axis, which begins at 0.
         added: curves of runs with an added sink alone.
-        needs: what a run lacks that has facts and none of these.
+        needs: what a run lacks that has none of these numbers, in words.
 
     Returns:
         Their table, with 95 % intervals over samples.
@@ -167,14 +178,12 @@ def lines(
                 low, high = intervals(_values(each, column), each.get(x), table[x])
                 about = {"run": one.label, "line": words, x: table[x]}
                 parts.append(pd.DataFrame(about | {"value": values, "low": low, "high": high}))
-    first = readers[0].over(x)
-    if first.empty:
-        needs = MONITOR if readers[0].kind == "training" else ATTENTION
-    asked = {name for column in curves.values() for name in re.findall(r"[A-Za-z_]\w*", column)}
-    for name in sorted(asked.difference(first)) * (not first.empty):
-        if hint := near(name, first.columns):
-            needs += f" By {x} there is no {name!r}; {hint}"
-    frame = pd.concat(at_least_one(parts, readers, needs), ignore_index=True)
+    if not parts:
+        first = readers[0].over(x)
+        if first.empty:
+            needs = "monitor" if readers[0].kind == "training" else "layers"
+        raise lacking(readers, needs or f"numbers among {', '.join(first)}")
+    frame = pd.concat(parts, ignore_index=True)
     draw_lines(ax, frame, readers, styles=dict(zip(curves, STYLES, strict=False)))
     ax.set(xlabel=x, ylabel=label)
     ax.set_ylim(bottom=0)
@@ -220,24 +229,19 @@ def draw_lines(
     ``readers`` that differ in their seed alone share a colour. ``bars``: intervals are bars.
     """
     alike = {one.label: one.repeats for one in readers}
-    runs = {run: alike.get(run, run) for run in dict.fromkeys(frame["run"])}
-    names, kinds, said = [*dict.fromkeys(frame["line"])], [*dict.fromkeys(runs.values())], set()
-    if styles is None:
-        styles = dict(zip(names, cycle(STYLES), strict=False))
-    for (run, name), rows in frame.groupby(LINE, sort=False):
+    kinds = [*dict.fromkeys(alike.get(run, run) for run in frame["run"])]
+    names, several = [*dict.fromkeys(frame["line"])], frame["run"].nunique() > 1
+    styles = styles or dict(zip(names, cycle(STYLES), strict=False))
+    said = set()
+    for (run, name), rows in frame.groupby(["run", "line"], sort=False):
         x, y, low, high = (rows.iloc[:, place].to_numpy() for place in range(2, 6))
-        nth, label = names.index(name), name or run
-        style = styles.get(name, "-")
-        if len(runs) > 1:
-            nth = kinds.index(runs[run])
-            count = [*runs.values()].count(runs[run])
-            label = run if count == 1 else f"{runs[run]}, {count} runs"
+        label, nth = name or run, names.index(name)
+        if several:
+            label = alike.get(run, run)
+            nth = kinds.index(label)
         colour = LOOK.lines[nth % len(LOOK.lines)]
-        look: dict[str, Any] = {"color": colour, "linestyle": style, "markersize": 4}
-        look |= {"linewidth": 1.7, "marker": MARKERS[nth % len(MARKERS)]}
-        look |= {"markevery": max(1, len(x) // 16)}
-        if style != "-":
-            look |= {"linewidth": 1.3, "markerfacecolor": "white"}
+        look: dict[str, Any] = {"color": colour, "linestyle": styles.get(name, "-")}
+        look |= {"marker": "o", "markersize": 3, "markevery": max(1, len(x) // 16)}
         ax.plot(x, y, label="_again" if label in said else label, **(look | how))
         said.add(label)
         if bars:
@@ -245,7 +249,7 @@ def draw_lines(
             ax.errorbar(x, y, ends, fmt="none", ecolor=colour, elinewidth=1, capsize=2.5)
         elif np.isfinite(low).any():
             ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    if len(runs) > 1 and any(names):
+    if several and any(names):
         for name in names:
             ax.plot([], [], color=LOOK.muted, linestyle=styles.get(name, "-"), label=name)
 
@@ -264,74 +268,54 @@ def mark_warm_starts(ax: Axes, readers: Sequence[Reader]) -> None:
 
 
 def draw_map(
-    ax: Axes,
-    table: pd.DataFrame,
-    label: str,
-    *,
-    log: bool = False,
-    both: bool = False,
-    top: float | None = None,
+    ax: Axes, table: pd.DataFrame, label: str, *, log: bool = False, top: float | None = None
 ) -> pd.DataFrame:
-    """A heat map of a table, whose index and columns are the axes; NaN is left blank.
+    """A heat map of a table, whose index and columns are the axes; NaN is left blank, and numbers
+    below 0 have colours of their own.
 
     Args:
         ax: where to draw.
         table: numbers. Columns below 0 are added sinks: drawn wide, left of the others.
         label: meaning of the colours, with the unit.
         log: a logarithmic scale from 0.5, for multiples of an even share.
-        both: values below 0 have colours of their own.
         top: end of the scale; the greatest value when left out.
 
     Returns:
         The table as rows: index, column, value.
     """
     values_RC = table.to_numpy(float)
-    added = int(np.sum([isinstance(name, int | np.integer) and name < 0 for name in table]))
+    added = sum(isinstance(name, int | np.integer) and name < 0 for name in table)
     top = top or float(np.fmax.reduce(np.abs(values_RC), axis=None, initial=1e-9))
     norm: Normalize = Normalize(0, top)
-    colours = LOOK.scale
-    if both:
+    colours, on_bar = LOOK.scale, {}
+    if (values_RC < 0).any():
         norm, colours = Normalize(-top, top), [LOOK.runs[0], LOOK.surface, LOOK.runs[1]]
     if log:
         norm = LogNorm(FLOOR, max(top, 4 * FLOOR))
         values_RC = np.clip(values_RC, FLOOR, None)
+        on_bar = {"ticks": LogLocator(2), "format": "%g×"}
     rows, length = values_RC.shape[0], values_RC.shape[1] - added
     how: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "norm": norm}
     how["cmap"] = LinearSegmentedColormap.from_list("amounts", colours)
+    image = ax.imshow(values_RC[:, added:], extent=(0, length, rows, 0), **how)
     # some room keeps the strip of the added sinks apart from the text
     width = 0.05 * length * added
-    image = ax.imshow(values_RC[:, added:], extent=(0, length, rows, 0), **how)
-    lead: list[float] = []
     if added:
-        lead = [-0.9 * width]
         ax.imshow(values_RC[:, :added], extent=(-1.4 * width, -0.4 * width, rows, 0), **how)
     ax.set(xlim=(-1.4 * width, length), ylim=(rows, 0))
     ax.set(xlabel=table.columns.name, ylabel=table.index.name)
-    for axis, names, first in (
-        (ax.xaxis, [*table.columns][added:], lead),
-        (ax.yaxis, [*table.index], []),
-    ):
-        ticks = MaxNLocator(7, integer=True).tick_values(0, len(names) - 0.6)
-        shown = [int(tick) for tick in ticks if 0 <= tick < len(names)]
-        axis.set_major_locator(FixedLocator([*first, *(tick + 0.5 for tick in shown)]))
-        axis.set_ticklabels(["sink"] * len(first) + [str(names[tick]) for tick in shown])
+    for axis, names in ((ax.xaxis, [*table.columns][added:]), (ax.yaxis, [*table.index])):
+        places = range(0, len(names), -(-len(names) // 8))
+        axis.set_ticks([place + 0.5 for place in places], [str(names[place]) for place in places])
+    if added:
+        at = [-0.9 * width, *ax.get_xticks()]
+        ax.set_xticks(at, ["sink", *(one.get_text() for one in ax.get_xticklabels())])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.tick_params(length=0)
-    on_bar: dict[str, Any] = {"pad": 0.02, "aspect": 28, "label": label}
-    if log:
-        on_bar |= {"ticks": LogLocator(2), "format": "%g×"}
-    bar = canvas_of(ax).colorbar(image, ax=ax, **on_bar)
+    bar = canvas_of(ax).colorbar(image, ax=ax, pad=0.02, aspect=28, label=label, **on_bar)
     bar.outline.set_visible(False)
     bar.minorticks_off()
     return table.stack().rename("value").reset_index()
-
-
-def share_scale(drawn: Sequence[Axes]) -> None:
-    """Give the maps of several axes one scale of colours."""
-    images: list[Any] = [image for axes in drawn for image in axes.images]
-    top = max((image.norm.vmax for image in images), default=None)
-    for image in images:
-        image.norm.vmax = top
 
 
 def own_axes(width: float = 4.6, height: float = 2.8) -> Axes:
@@ -360,21 +344,6 @@ def finish(ax: Axes, *, grow: bool) -> None:
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
     if grow:
         canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // columns))
-
-
-def printed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of lines as text: a row for each place on the horizontal axis, a column for each
-    line.
-    """
-    x = frame.columns[2]
-    text = frame["value"].map(number)
-    ends = " (" + frame["low"].map(number) + " … " + frame["high"].map(number) + ")"
-    names = frame["run"] + (": " + frame["line"]).where(frame["line"] != "", "")
-    if frame["run"].nunique() == 1:
-        names = frame["line"].where(frame["line"] != "", frame["run"])
-    shown = pd.DataFrame({x: frame[x], "name": names})
-    shown["text"] = text.where(frame["low"].isna(), text + ends)
-    return shown.pivot(index=x, columns="name", values="text")[names.unique()].fillna("")
 
 
 @dataclass
@@ -427,19 +396,16 @@ def draw_all(
         subjects = {"".join(tails) * bool(paper): readers}
         if one.alone:
             subjects = {tail: [run] for tail, run in zip(tails, readers, strict=True)}
-        found = {}
         for tail, shown in subjects.items():
             try:
-                found[tail] = one.drawn(shown, paper=paper)
+                axes, numbers = one.drawn(shown, paper=paper)
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
-        share_scale([axes for axes, _ in found.values()])
-        for tail, (axes, numbers) in found.items():
-            stem = target / f"{name}{tail}"
-            drawn.written += write_figure(axes, stem, formats, numbers)
+                continue
+            drawn.written += write_figure(axes, target / f"{name}{tail}", formats, numbers)
             if paper:
                 drawn.written.append(target / f"{name}{tail}.txt")
-                write_text(drawn.written[-1], caption(one, subjects[tail], numbers) + "\n")
+                write_text(drawn.written[-1], caption(one, shown, numbers) + "\n")
     return drawn
 
 

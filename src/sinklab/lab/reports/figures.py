@@ -11,14 +11,12 @@ from matplotlib.axes import Axes
 
 from sinklab.core.errors import one_of
 from sinklab.lab.reports.drawing import (
-    ATTENTION,
-    MONITOR,
     THIN,
-    at_least_one,
     draw_lines,
     draw_map,
     figure,
     intervals,
+    lacking,
     lines,
     mark_place,
     mark_warm_starts,
@@ -30,16 +28,8 @@ from sinklab.lab.reports.style import LOOK, printable
 from sinklab.lab.reports.training import Training
 
 SHARES = {"added sink": "100 * added_share", "greatest text position": "100 * text_share"}
-NORMS = "value norms, and {path} recorded none. Trace with the statistic value_norm."
+NORMS = "value norms (trace with the statistic value_norm)"
 RECEIVED = "received attention, × even share"
-HOLDERS = {
-    "main_added": ("added sink", LOOK.added),
-    "main_first": ("first token", LOOK.states["committed"]),
-    "main_early": ("tokens 2 to 4", LOOK.runs[0]),
-    "main_other": ("later tokens", LOOK.states["masked"]),
-    "main_none": ("no sink", LOOK.line),
-}
-"""columns of the monitor that add up to 1, from the bottom of the figure"""
 BLOCKED = {
     "sinks": "sinks blocked",
     "random": "random keys blocked",
@@ -68,8 +58,7 @@ def sink_share_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     queries make stronger by chance. Statements without a state are about all queries.
     """
     curves = {f"{state} queries": f"100 * share_{state}" for state in STATES}
-    needs = "main sinks by state, and {path} recorded none. Trace a diffusion model with the "
-    needs += "statistic main_by_state."
+    needs = "main sinks by state (trace a diffusion model with the statistic main_by_state)"
     return lines(runs, ax, "layer", curves, "share of attention, %", needs=needs)
 
 
@@ -122,7 +111,7 @@ def value_norms_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     return lines(runs, ax, "layer", curves, "norm of sinks / of others", needs=NORMS)
 
 
-@figure("heldout_loss")
+@figure("heldout_loss", needs="heldout")
 def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """Change of held-out loss when the K columns that receive most are blocked for every query of a
     head, and when as many random ones are.
@@ -130,9 +119,8 @@ def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     The analysis paper's Table 1 in terms of loss. Same text and noise throughout; bars are 95 %
     intervals of the paired differences over rows of text.
     """
-    found = [run for run in runs if run.heldout is not None]
     parts = []
-    for one in at_least_one(found, runs, "the table heldout: {path} has none."):
+    for one in runs:
         table = one.heldout.astype({"k": int}).sort_values("k")
         for control in one.heldout["control"].unique():
             rows = table[table["control"].isin(["none", control])]
@@ -151,7 +139,7 @@ def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     return frame
 
 
-@figure("score_histogram")
+@figure("score_histogram", needs="layers")
 def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """How received attention is spread over tokens, layers, heads and steps (analysis paper, Fig. 3
     and 9).
@@ -161,7 +149,7 @@ def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """
     # the threshold and its words are always inside
     low, high, parts = 1.0, 16.0, []
-    for nth, one in enumerate(at_least_one([run for run in runs if run.layers], runs, ATTENTION)):
+    for nth, one in enumerate(runs):
         edges, shares = one.measured.scores
         full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
@@ -179,14 +167,14 @@ def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@figure("epsilon_curve")
+@figure("epsilon_curve", needs="layers")
 def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """Share of tokens that are no sinks over the threshold ε (analysis paper, Fig. 10).
 
     The lines mark ε = 3 and the 96 % stated for it.
     """
     parts = []
-    for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
+    for one in runs:
         curve, each_NE = one.curve, 100 * one.measured.filtered_NE
         low, high = intervals(each_NE.ravel(), np.tile(curve.epsilon, len(each_NE)), curve.epsilon)
         about = {"run": one.label, "line": "", "ε": curve.epsilon, "value": 100 * curve.filtered}
@@ -200,7 +188,7 @@ def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
     return frame
 
 
-@figure("sink_tokens", alone=True, size=(4.6, 3.3))
+@figure("sink_tokens", needs="sink_tokens", alone=True, size=(4.6, 3.3))
 def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     """The tokens that are sinks most often (analysis paper, Table 2), with the frequency that
     occupancy alone would give.
@@ -208,8 +196,6 @@ def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
-    has_tokens = run.sink_tokens is not None
-    at_least_one([run] * has_tokens, [run], f"the table tokens and {ATTENTION}")
     found = run.sink_tokens.query("events > 0").head(count)
     colours = {ADDED: LOOK.added, MASK: LOOK.states["masked"]}
     shown = [name if name in colours else printable(name) for name in found["label"]]
@@ -232,7 +218,7 @@ def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     return found
 
 
-@figure("received_map", alone=True, size=(4.6, 3.2))
+@figure("received_map", needs="layers", alone=True, size=(4.6, 3.2))
 def received_map(
     run: Study,
     ax: Axes,
@@ -255,7 +241,6 @@ def received_map(
         sample: number of the sample.
         top: end of the scale.
     """
-    at_least_one(run.layers, [run], ATTENTION)
     watched = recorded_sample(run, sample)
     received_TK = received_mean(run, watched, layer, head)
     positions = pd.RangeIndex(-watched.added, received_TK.shape[1] - watched.added, name="position")
@@ -266,7 +251,7 @@ def received_map(
     return frame
 
 
-@figure("attention_map", alone=True, size=(4.6, 3.9))
+@figure("attention_map", needs="layers", alone=True, size=(4.6, 3.9))
 def attention_map(
     run: Study,
     ax: Axes,
@@ -286,7 +271,6 @@ def attention_map(
         head: of the map.
         sample: number of the sample.
     """
-    at_least_one(run.layers, [run], ATTENTION)
     watched = recorded_sample(run, sample)
     name = watched.map_name(step, layer, head)
     weight_QK = watched.map(*name)
@@ -297,20 +281,19 @@ def attention_map(
     return draw_map(ax, table, "attention weight, × even share", log=True)
 
 
-@figure("layer_head_map", alone=True, size=(4.6, 3.6))
+@figure("layer_head_map", needs="layers", alone=True, size=(4.6, 3.6))
 def layer_head_map(run: Study, ax: Axes, *, top: float | None = None) -> pd.DataFrame:
     """Layer × head: attention weight on the main sink of a head, mean over steps and samples
     (analysis paper, Fig. 5).
 
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
-    at_least_one(run.layers, [run], ATTENTION)
     layers, heads = pd.Index(run.layers, name="layer"), pd.Index(run.heads, name="head")
     table = pd.DataFrame(100 * run.measured.main_share_LH, layers, heads)
     return draw_map(ax, table, "attention on the main sink, %", top=top)
 
 
-@figure("sink_paths", size=(4.6, 3.0))
+@figure("sink_paths", needs="layers", size=(4.6, 3.0))
 def sink_paths(
     runs: list[Study],
     ax: Axes,
@@ -331,7 +314,7 @@ def sink_paths(
         sample: number of the sample.
     """
     parts = []
-    for one in at_least_one([run for run in runs if run.layers], runs, ATTENTION):
+    for one in runs:
         row, column = typical_head(one, layer, head)
         watched = recorded_sample(one, sample)
         main_T = watched.facts["main"][:, row, column]
@@ -362,24 +345,22 @@ def statistics(run: Study, ax: Axes, *, only: str | None = None) -> pd.DataFrame
         only: its name; the first when left out.
     """
     names = [name for name in recorded_statistics(run) if only in (None, name)]
-    needs = "a statistic without a figure of its own, and {path} recorded none. The setting "
-    needs += "`statistics` of a trace names them: key_norm, row_entropy, or one of a plug-in."
-    name = at_least_one(names, [run], needs)[0]
-    rows = statistics_table(run).query("statistic == @name")
-    table = rows.pivot(index="layer", columns="step", values="mean")
-    ax.set_title(name)
-    return draw_map(ax, table, "mean", both=bool((table < 0).any(axis=None)))
+    if not names:
+        needs = "a statistic without a figure of its own (key_norm, row_entropy, one of a plug-in)"
+        raise lacking([run], needs)
+    rows = statistics_table(run).query("statistic == @names[0]")
+    ax.set_title(names[0])
+    return draw_map(ax, rows.pivot(index="layer", columns="step", values="mean"), "mean")
 
 
-@figure("training_loss", kind="training")
+@figure("training_loss", kind="training", needs="history")
 def training_loss(runs: list[Training], ax: Axes) -> pd.DataFrame:
     """Held-out loss over steps and loss of the training batches (dotted), in nats per token.
 
     A dotted line marks the end of a causal warm start.
     """
-    found = [run for run in runs if run.history is not None]
     parts = []
-    for one in at_least_one(found, runs, "a history, and {path} has none."):
+    for one in runs:
         for name, words in (("heldout_loss", "held-out text"), ("loss", "training batches")):
             rows = one.history.dropna(subset=[name])
             about = {"run": one.label, "line": words, "step": rows["step"], "value": rows[name]}
@@ -405,54 +386,6 @@ def sink_emergence(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     is one, the model is the causal one of the warm start, and is measured as one.
     """
     return lines(runs, ax, "step", SHARES, "share of attention, %", added=["added sink"])
-
-
-@figure("mobility_over_training", kind="training")
-def mobility_over_training(runs: list[Reader], ax: Axes) -> pd.DataFrame:
-    """Mobility of main sinks over training: the chance that two mask ratios have that of a head at
-    different positions, 0 static to 1; that among the text apart.
-
-    The text is read with 90, 70, 50, 30 and 10 % of it masked, a token once unmasked staying so.
-    Heads are weighted by the strength of their main sinks.
-    """
-    curves = {"all": "mobility", "on text": "text_mobility"}
-    frame = lines(runs, ax, "step", curves, "mobility of main sinks", added=["on text"])
-    ax.set_ylim(-0.02, 1.02)
-    return frame
-
-
-@figure("main_holders", kind="training", alone=True)
-def main_holders(run: Training, ax: Axes) -> pd.DataFrame:
-    """Shares of the keys that hold the main sinks of all heads over steps; they add up."""
-    at_least_one([run] * (len(run.facts) > 0), [run], MONITOR)
-    table = run.over("step")
-    kept = {name: HOLDERS[name] for name in HOLDERS if run.sink_count or name != "main_added"}
-    labels, colours = zip(*kept.values(), strict=True)
-    shares = 100 * table[[*kept]].to_numpy().T
-    how: dict[str, Any] = {"edgecolor": LOOK.surface, "linewidth": 0.5}
-    ax.stackplot(table["step"], shares, labels=labels, colors=colours, **how)
-    ax.set(xlabel="step", ylabel="heads, %", ylim=(0, 100))
-    ax.set_xlim(table["step"].min(), max(table["step"].max(), 1))
-    mark_warm_starts(ax, [run])
-    return table[["step", *kept]]
-
-
-@figure("emergence_map", kind="training", alone=True, size=(4.6, 2.6))
-def emergence_map(run: Training, ax: Axes, *, top: float | None = None) -> pd.DataFrame:
-    """Share of attention on the added sinks (without any: on the greatest text token) by step and
-    layer, in percent.
-    """
-    at_least_one([run] * (len(run.facts) > 0), [run], MONITOR)
-    share, words = "text_share", "greatest text token"
-    if run.sink_count:
-        share, words = "added_share", "added sinks"
-    layers = run.facts[run.facts["layer"] >= 0]
-    table = 100 * layers.pivot(index="layer", columns="step", values=share)
-    ax.set_title(words)
-    frame = draw_map(ax, table, "share of attention, %", top=top)
-    if run.causal_steps:
-        ax.axvline(float(np.searchsorted(table.columns, run.causal_steps)), **THIN)
-    return frame
 
 
 def recorded_sample(study: Study, sample: int) -> Sample:

@@ -3,15 +3,13 @@
 import io
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import pandas as pd
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from sinklab.lab.registry import figures as registered
-from sinklab.lab.reports.drawing import Canvas, canvas_of, save
+from sinklab.lab.reports.drawing import canvas_of, save
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.reports.style import THEMES
 
@@ -27,36 +25,25 @@ the page
 """
 
 
-def svg_of(canvas: Canvas) -> str:
-    """Return a figure as an ``<svg>`` element."""
+def svg_of(name: str, runs: Any, **options: Any) -> str:
+    """A figure of the runs as an ``<svg>`` element; empty if they did not record enough for it."""
     written = io.BytesIO()
-    save(canvas, "svg", written)
+    with suppress(NotRecorded):
+        save(canvas_of(registered[name](runs, **options)), "svg", written)
     text = written.getvalue().decode("utf-8")
-    text = UNUSED.sub("", text[text.index("<svg") :])
+    text = UNUSED.sub("", text[max(text.find("<svg"), 0) :])
     # groups are numbered in every figure alike, and nothing refers to them
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     return re.sub("<[^>]*>", _for_page, text)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure at one place of a page; a template writes it as SVG."""
-
-    figure: str
-    """name of the figure"""
-    svg: str
-    """the figure, by `svg_of`"""
-    words: str
-    """description, for readers who do not see it"""
-    place: str
-    """name of its place, unique on the page: begins its ids"""
-    numbers: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """the numbers it shows"""
-
-    def __html__(self) -> str:
-        own = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{self.place}-", self.svg)
-        head = f'<svg class="figure" role="img" aria-label="{escape(self.words)}"'
-        return own.replace("<svg", head, 1)
+def placed(svg: str, place: str, words: str) -> Markup:
+    """A figure at one place of a page, whose name begins its ids; ``words`` describe it to readers
+    who do not see it.
+    """
+    own = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", svg)
+    head = f'<svg class="figure" role="img" aria-label="{escape(words)}"'
+    return Markup(own.replace("<svg", head, 1))
 
 
 def _for_page(tag: re.Match[str]) -> str:
@@ -76,19 +63,3 @@ def _colours() -> list[tuple[str, str]]:
     for name in ("surface", "ink", "muted", "line", "added"):
         pairs[getattr(light, name)] = getattr(dark, name)
     return [(one.lower(), other) for one, other in pairs.items()]
-
-
-def picture(name: str, runs: Any, words: str, place: str, **options: Any) -> list[Picture]:
-    """A figure of the runs as SVG; none if they did not record enough for it.
-
-    Args:
-        name: of the figure.
-        runs: the runs, or one.
-        words: description of the figure.
-        place: name of its place, unique on the page.
-        options: of the figure.
-    """
-    with suppress(NotRecorded):
-        axes, numbers = registered[name].drawn(runs, **options)
-        return [Picture(name, svg_of(canvas_of(axes)), words, place, numbers)]
-    return []

@@ -11,7 +11,7 @@ import pandas as pd
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Rule
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.answered import curve_of
+from sinklab.lab.reports.answered import beside_of
 from sinklab.lab.reports.samples import NotRecorded, Reader
 from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.training import FREE, Training, variant
@@ -26,6 +26,10 @@ MAKE = {
     "curve": "make one with `sinklab curve`",
 }
 """kind of run -> what makes one"""
+BESIDE = ("curve", "ablate", "texts")
+"""kinds of run that add to what studies of the same model say: the cost of blocking keys, that of
+single heads, and the paths of sinks over more texts
+"""
 LOOK = {
     "curve": "its table and figure lie in the folder above it",
     "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it",
@@ -44,8 +48,7 @@ def as_shown(
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder
     if names repeat.
 
-    Masking curves, of kind "curve", may stand beside studies: each gives the cost of blocking keys
-    for its model.
+    Runs of the kinds `BESIDE` may stand beside studies: each says more about its model.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.
@@ -62,7 +65,7 @@ def as_shown(
     given: list[Any] = [sources]
     if not isinstance(sources, Run) and not hasattr(sources, "run"):
         given = list(cast("Iterable[Any]", sources))
-    given, curves = _parted(given, kind)
+    given, extra = _parted(given, kind)
     runs = [run_of(source) for source in given]
     if not runs:
         raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
@@ -100,7 +103,7 @@ def as_shown(
         )
     shown = []
     for source, run, name, same in zip(given, runs, names, alike, strict=True):
-        beside = {"curve_run": curve_of(run, curves)} if curves else {}
+        beside = {"beside": beside_of(run, extra)} if extra else {}
         if isinstance(source, Run):
             shown.append(reader(run, name, same, **settings, **beside))
         else:
@@ -118,13 +121,12 @@ def finished(run: Run, name: str) -> pd.DataFrame:
 
 
 def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
-    """The runs to show, and the masking curves beside traces, if both are given."""
+    """The runs to show, and those of kinds that stand beside traces, if both are given."""
     kinds = [run_of(source).info.kind for source in given]
-    if kind == "curve" or "study" not in kinds:
+    if kind in BESIDE or "study" not in kinds:
         return given, []
-    shown = [source for source, one in zip(given, kinds, strict=True) if one != "curve"]
-    curves = [run_of(source) for source in given if run_of(source).info.kind == "curve"]
-    return shown, curves
+    shown = [source for source, one in zip(given, kinds, strict=True) if one not in BESIDE]
+    return shown, [run_of(source) for source in given if run_of(source).info.kind in BESIDE]
 
 
 def run_of(source: Run | Reader) -> Run:

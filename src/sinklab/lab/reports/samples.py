@@ -79,6 +79,11 @@ class Reader:
         """Steps of a causal warm start; 0 without one."""
         return 0
 
+    def has(self, name: str) -> bool:
+        """Whether an attribute has anything in it; always for no name."""
+        found: Any = getattr(self, name, None) if name else True
+        return found is True or (found is not None and len(found) > 0)
+
     def table(self, name: str) -> pd.DataFrame | None:
         """A table of the run, None when it was not written or is empty. ValueError when columns are
         missing.

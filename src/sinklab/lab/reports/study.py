@@ -4,7 +4,8 @@ sentences.
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -79,9 +80,9 @@ class Study(Reader):
     """statistic that the rule reads ("received" or "received_from_masked")"""
     twin: str = ""
     """model of these numbers: the run's own if empty, else this control on the same canvases"""
-    curve_run: Run | None = None
-    """run of kind "curve" of the same model: the cost of blocking keys, if the run did not measure
-    it itself
+    beside: Mapping[str, Run] = field(default_factory=dict)
+    """runs about the same model, by kind (`runs.BESIDE`): a "curve" has the cost of blocking keys,
+    if the run did not measure it itself
     """
 
     kind: ClassVar[str] = "study"
@@ -154,8 +155,8 @@ class Study(Reader):
         has none.
         """
         found = super().table(of_twin(name, self.twin))
-        if found is None and name == "heldout" and self.curve_run is not None:
-            return heldout_of(self.curve_run, self.twin)
+        if found is None and name == "heldout" and "curve" in self.beside:
+            return heldout_of(self.beside["curve"], self.twin)
         return found
 
     @cached_property

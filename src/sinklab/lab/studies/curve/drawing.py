@@ -87,7 +87,7 @@ def ablation(run: Reader, ax: Axes, *, show: str = "delta") -> pd.DataFrame:
     if show == "held":
         return draw_map(ax, 100 * table.set_axis(names, axis=1), "attention on these keys, %")
     label = "change of loss, nats per token"
-    frame = draw_map(ax, table.set_axis(names, axis=1), label, both=True)
+    frame = draw_map(ax, table.set_axis(names, axis=1), label)
     for row, column in zip(*(told.to_numpy() == 0).nonzero(), strict=True):
         ax.plot(column + 0.5, row + 0.5, ".k", markersize=3, alpha=0.5)
     return frame
