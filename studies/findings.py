@@ -83,26 +83,36 @@ def passages(number: int = PASSAGES, words: int = WORDS) -> tuple[str, ...]:
 
 
 def follow(name: str) -> None:
-    """The paths of the sinks of a model and of its controls, a row a text, into the package."""
+    """The paths of the sinks of a model and of its controls, a row a text, into the package; of the
+    real pair fewer, and without controls.
+    """
+    number, tokens = (TEXTS, TOKENS) if name in MODELS else (24, 24)
     settings = StudySettings(
-        prompts=passages(TEXTS, 12),
-        new_tokens=TOKENS,
+        prompts=passages(number, 12),
+        new_tokens=tokens,
         keep_arrays=False,
         statistics=("received",),
-        twin=True,
+        twin=name in MODELS,
         temperature=SAMPLING["temperature"],
     )
     loaded, made = load(name), RUNS / "texts" / name
     if loaded.is_diffusion:
         settings = dataclasses.replace(settings, block_length=8, **SAMPLING)
     run = open_run(study(loaded, made, settings, progress=print, resume=made.is_dir()))
-    whole, info = as_studies([run])[0], run.info
-    kept = PACKAGED / "texts" / name
+    whole = as_studies([run])[0]
+    tables = {of_twin("staying", twin): staying_table(one) for twin, one in whole.twins.items()}
+    given = {"prompts": f"{number} passages of packaged/heldout.jsonl"}
+    package(run, "texts", tables | {"staying": staying_table(whole)}, kind="texts", **given)
+
+
+def package(run: Any, place: str, tables: dict[str, Any], kind: str = "", **given: Any) -> None:
+    """Some tables of a run, with its settings, as a run folder in the package."""
+    info, kept = run.info, PACKAGED / place / run.path.name
     shutil.rmtree(kept, ignore_errors=True)
-    given = info.settings | {"prompts": f"{TEXTS} passages of packaged/heldout.jsonl"}
-    with RunWriter(kept, kind="texts", model=info.model, settings=given, seed=info.seed) as out:
-        for twin, one in {"": whole, **whole.twins}.items():
-            out.table(of_twin("staying", twin), staying_table(one))
+    how: dict[str, Any] = {"kind": kind or info.kind, "settings": info.settings | given}
+    with RunWriter(kept, model=info.model, seed=info.seed, **how) as out:
+        for name, table in tables.items():
+            out.table(name, table)
 
 
 def measure(names: tuple[str, ...]) -> None:
@@ -119,10 +129,11 @@ def measure(names: tuple[str, ...]) -> None:
         )
         masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
         masking_curve(loaded, RUNS / "heads" / name, HEADS, progress=print)
-        for made, place in (("curve", "curves"), ("heads", "heads")):
-            kept = PACKAGED / place / name
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(RUNS / made / name, kept)
+        heads = open_run(RUNS / "heads" / name)
+        package(heads, "heads", {"map": heads.table("map")})
+        kept = PACKAGED / "curves" / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(RUNS / "curve" / name, kept)
         follow(name)
 
 

@@ -17,7 +17,8 @@ from sinklab.lab.analysis.answers import (
     stays,
 )
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.analysis.sentences import beside, contrast
+from sinklab.lab.analysis.sentences import contrast
+from sinklab.lab.analysis.words import beside
 
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
@@ -185,7 +186,7 @@ def test_models_are_compared_once_both_have_strong_sinks():
     assert "only a has strong sinks" in contrast(
         [weak, one]
     ) and "no model here has strong" in contrast([weak, weak])
-    assert contrast([weak, other, one]).startswith("The sinks of a move more than those of b: b 10")
+    assert contrast([weak, other, one]).startswith("The sinks of a move more than those of b: a 60")
     for pair in ([one, other], [other, one]):
         # whichever stands first, the difference is that of the one that moves more
         ends = re.findall(r"[+−]\d+", contrast(pair).split("95")[1])

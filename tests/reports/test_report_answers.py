@@ -197,7 +197,7 @@ def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_pa
     after = np.where(rng.random((10, 40)) < 0.4, 0.5, 0.1)
     share = 100 * np.median((after > 0.3).mean(1))
     assert said("one", after, 1) == [
-        f"A new sink grew at the second token, in {share:.0f}\u00a0% of heads."
+        f"A new sink grew at the token at position 1, in {share:.0f}\u00a0% of heads."
     ]
     assert said("added", after, -1) == [
         f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."
@@ -277,4 +277,4 @@ def test_the_tour_of_the_real_pair(tmp_path, capsys):
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) <= 40
     assert "smollm2-diffusion" in printed.out, "a text alone has no verdict on motion"
-    assert "A new sink grew at the second token" in printed.out
+    assert "A new sink grew at the token at position 1" in printed.out

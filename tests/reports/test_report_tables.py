@@ -145,9 +145,6 @@ def test_compare_sets_two_runs_side_by_side(make_study):
     assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
     assert_allclose(row("change of held-out loss, 5 greatest sinks blocked"), [0.5, 0.3, -0.2])
     assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
-    assert_allclose(row("prompts that both runs have"), [2, 2, 0])
-    # The same texts under different weights are compared word by word.
-    assert row("words that stand at the same place in both, %")[1] == 100
     assert not rows.isna().all(axis=1).any()
 
 
@@ -170,32 +167,6 @@ def test_a_difference_has_the_interval_of_its_prompts(make_study):
     assert compare(runs[0], make_study("c", samples=9))[["low", "high"]].isna().all(axis=None)
 
 
-def test_texts_agree_token_by_token_where_the_weights_are_the_same(make_study):
-    def with_ids(name, ids, hash_="abc"):
-        texts = {
-            "sample": [0, 0],
-            "prompt": ["It was"] * 2,
-            "completion": ["a b c d", "none"],
-            "masked_sinks": [0, 5],
-            "token_ids": [ids, [9]],
-        }
-        return make_study(
-            name, leave_out=("generations",), whole={"generations": texts}, weights_sha256=hash_
-        )
-
-    one, other, third = (
-        with_ids("a", [1, 2, 3, 4]),
-        with_ids("b", [1, 9, 3, 4, 5]),
-        with_ids("c", [7], hash_="def"),
-    )
-    rows = compare(one, other).set_index("measure")
-    assert rows.loc["tokens that stand at the same place in both, %", "b"] == pytest.approx(
-        100 * 3 / 5
-    )
-    rows = compare(one, third).set_index("measure")
-    assert rows.loc["words that stand at the same place in both, %", "c"] == 100
-
-
 def test_compare_leaves_out_what_neither_run_has(make_study):
     bare = [make_study(name, leave_out=("attention", "heldout", "generations")) for name in "ab"]
     assert compare(*bare)["measure"].tolist() == ["samples"]
@@ -203,10 +174,7 @@ def test_compare_leaves_out_what_neither_run_has(make_study):
         make_study("dlm"), make_study("ar", family="autoregressive", leave_out=("generations",))
     )
     rows = ar.set_index("measure")
-    assert (
-        math.isnan(rows.loc["enrichment of masks among sinks", "ar"])
-        and "prompts that both runs have" not in rows.index
-    )
+    assert math.isnan(rows.loc["enrichment of masks among sinks", "ar"])
     assert rows.loc["mobility of the main sink (0 static, 1 moving)", "ar"] == 0
 
 

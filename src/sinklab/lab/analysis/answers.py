@@ -14,7 +14,8 @@ import pandas as pd
 from sinklab.lab.analysis import sentences
 from sinklab.lab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.lab.analysis.movement import word_over
-from sinklab.lab.analysis.sentences import CONTROLS, HEADS
+from sinklab.lab.analysis.sentences import HEADS
+from sinklab.lab.analysis.words import CONTROLS
 
 QUESTIONS = {
     "exist": "Do sinks exist?",

@@ -86,9 +86,11 @@ def _existence(study: Any) -> Existence:
 def _staying(study: Any) -> Staying:
     """The paths of the sinks: of more texts, if a run of these stands beside the study."""
     compared = "windows" if study.reading == SO_FAR else "steps"
-    more = study.beside.get("texts")
-    texts = "" if more is None else "measured beforehand"
-    table = staying_table(study) if more is None else more.table(of_twin("staying", study.twin))
+    more, name, texts = study.beside.get("texts"), of_twin("staying", study.twin), ""
+    if more is not None and name in more.tables:
+        table, texts = more.table(name), "measured beforehand"
+    else:
+        table = staying_table(study)
     held: Counter[str] = Counter()
     for holders in table["holders"]:
         held.update(json.loads(holders))

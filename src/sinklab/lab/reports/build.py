@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import Answers, holm
 from sinklab.lab.analysis.answers import QUESTIONS
-from sinklab.lab.analysis.sentences import percent
+from sinklab.lab.analysis.words import percent
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text

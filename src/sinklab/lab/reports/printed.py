@@ -1,5 +1,6 @@
 """Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,34 +13,17 @@ from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports.drawing import FORMATS, write_figure
 from sinklab.lab.reports.tables import markdown
 
-_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_ESCAPES |= {
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "…": r"\ldots{}",
-    "×": r"$\times$",
-    "\u00a0": "~",
-}
+_SIGNS = {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
+"""letters that LaTeX writes its own way"""
 
 
 def latex(table: pd.DataFrame, caption: str) -> str:
     """A table as LaTeX with booktabs, every cell as it stands, special characters escaped."""
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        r"\begin{tabular}{" + "l" * table.shape[1] + "}",
-        r"\toprule",
-    ]
-    lines += [" & ".join(map(_escaped, table.columns)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(_escaped, row)) + r" \\" for row in table.itertuples(index=False)]
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}}}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(value: object) -> str:
-    return "".join(_ESCAPES.get(letter, letter) for letter in str(value))
+    named = re.sub(r"([&%$#_{}])", r"\\\1", caption)
+    text = table.astype(str).to_latex(index=False, escape=True, caption=named)
+    for sign, written in _SIGNS.items():
+        text = text.replace(sign, written)
+    return text
 
 
 @dataclass(frozen=True, eq=False)

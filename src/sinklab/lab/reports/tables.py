@@ -3,7 +3,6 @@ by side.
 """
 
 # L layers, H heads
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ import pandas as pd
 from sinklab.core.errors import one_of
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
-from sinklab.lab.analysis.sentences import CONTROLS
 from sinklab.lab.analysis.verdicts import Verdict
+from sinklab.lab.analysis.words import CONTROLS
 from sinklab.lab.records import Run, write_beside
 from sinklab.lab.reports.recorded import statistics_table
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
@@ -300,16 +299,10 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
 
     Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN.
     The interval is the jackknife's, of measures of attention in runs of the same prompts in the
-    same order, at least 8 of them, not corrected for their number; NaN for others. The last rows
-    give the agreement of the texts for prompts that both runs have: the share of tokens (of runs of
-    the same weights) or of words at the same place.
+    same order, at least 8 of them, not corrected for their number; NaN for others.
     """
     one, other = as_studies([a, b])
     frame = _side_by_side((one.label, other.label), (one, other))
-    common, agreement, unit = text_agreement(one, other)
-    if common:
-        frame.loc["prompts that both runs have"] = common
-        frame.loc[f"{unit} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
     frame["difference"] = frame.iloc[:, 1] - frame.iloc[:, 0]
     return frame.join(_intervals(one, other)).rename_axis("measure").reset_index()
 
@@ -440,40 +433,3 @@ def _activations(study: Study) -> dict[str, float]:
         "sinks at massive activations, % of heads": 100 * rows["sink_heads"].mean(),
         "sinks at any position, % of heads": 100 * rows["sink_heads_any"].mean(),
     }
-
-
-def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
-    """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the
-    same place in them.
-
-    Ids mean the same tokens if the weights are the same.
-    """
-    frames = [study.generations for study in (one, other) if study.generations is not None]
-    if len(frames) < 2:
-        return 0, math.nan, ""
-    hashes = {study.run.info.model.get("weights_sha256") for study in (one, other)}
-    by_id = (
-        len(hashes) == 1 and None not in hashes and all("token_ids" in frame for frame in frames)
-    )
-    texts = pd.concat([_texts(frame, by_id) for frame in frames], axis=1, join="inner")
-    shares = []
-    for left, right in texts.itertuples(index=False):
-        same = sum(x == y for x, y in zip(left, right, strict=False))
-        longest = max(len(left), len(right))
-        shares.append(same / longest if longest else 1.0)
-    return len(shares), mean_over(shares).value, "tokens" if by_id else "words"
-
-
-def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
-    """Texts as lists by prompt and by how many times it came before, runs with extra blocked sinks
-    left out.
-    """
-    if "masked_sinks" in frame:
-        frame = frame[frame["masked_sinks"] == 0]
-    frame = frame.sort_values("sample", kind="stable")
-    prompts = frame["prompt"].fillna("").astype(str)
-    if by_id:
-        words = frame["token_ids"]
-    else:
-        words = frame["completion"].astype(str).str.split()
-    return words.set_axis([prompts, frame.groupby(prompts).cumcount()])

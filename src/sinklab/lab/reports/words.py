@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sinklab.lab.analysis.estimates import Estimate
-from sinklab.lab.analysis.sentences import percent as percent
+from sinklab.lab.analysis.words import percent as percent
 from sinklab.lab.reports.samples import ADDED, MASK
 from sinklab.lab.reports.style import printable
 

@@ -258,7 +258,7 @@ def write_twins(
         seconds: measures the time of one twin, without making it; called only if it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
-    from sinklab.lab.analysis.sentences import CONTROLS
+    from sinklab.lab.analysis.words import CONTROLS
     from sinklab.lab.checkpoints.controls import UNTRAINED
     from sinklab.lab.records import weights_hash
 
@@ -315,9 +315,9 @@ def shown_by(
     texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None
 ) -> str:
     """Results of controls, in brackets behind a number; empty without any. See
-    `sinklab.lab.analysis.sentences.beside`.
+    `sinklab.lab.analysis.words.beside`.
     """
-    from sinklab.lab.analysis.sentences import beside
+    from sinklab.lab.analysis.words import beside
 
     words = beside(texts, own, theirs)
     if not words:
