@@ -1,11 +1,14 @@
 """How much of the package one thing runs through: its files and functions, comprehensions,
 lambdas and what a dataclass writes for itself not counted.
 
-    python benchmarks/files_walked.py [trace] [train] [tracing] [blocked_key]
+    python benchmarks/files_walked.py [trace] [train] [report] [tracing] [blocked_key]
         [--show files|functions]
 
-Two commands: `trace` of one prompt, and `train` of three steps on a toy corpus without the
-monitor's looks. Two blocks of Python on a tiny model: `tracing` is a decoding run inside
+Three commands: `trace` of one prompt, `train` of three steps on a toy corpus without the monitor's
+looks, and `report` of a trace, made before the walk: its way is that of the runs, so that the files
+count that have a function which was handed them, and how often the way, function by function in the
+order of entry, comes back to a file that it had left. Two blocks of Python on a tiny model:
+`tracing` is a decoding run inside
 `trace(model)`, up to the array of a statistic; `blocked_key` is the way of one key from
 `intervene(model, BlockKeys(TopKeys(1)))` to the attention kernel. Each runs in a process of its
 own. What runs while modules are imported does not count.
@@ -33,13 +36,16 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-LIMITS = {"trace": 78, "train": 31, "tracing": 37, "blocked_key": 21}
+LIMITS = {"trace": 78, "train": 31, "report": 60, "tracing": 37, "blocked_key": 21}
 """Files that a walk may enter, as things are."""
 ASKED = {"trace": 45, "tracing": 45, "blocked_key": 6}
 """Files that it should enter at most: what a reader can hold."""
-HANDED = {"tracing": 5, "blocked_key": 8}
-"""Files of a walk with a function that may be handed the attention call, as things are."""
-FUNCTIONS = {"trace": 592, "train": 225, "tracing": 232, "blocked_key": 177}
+HANDED = {"tracing": 5, "blocked_key": 8, "report": 16}
+"""Files of a walk with a function that may be handed the attention call, or the runs of a report,
+as things are."""
+CARRIERS = {"Call", "Run", "Study"}
+"""Types of which one is handed on."""
+FUNCTIONS = {"trace": 592, "train": 225, "report": 600, "tracing": 232, "blocked_key": 177}
 """Functions that it may enter, as things are."""
 KERNEL = "scaled_dot_product_attention"
 SMALL = (
@@ -48,6 +54,7 @@ SMALL = (
 )
 COMMANDS = {
     "trace": ["trace", "The house stood at the end of a", "--new-tokens", "8", "--out", "run"],
+    "report": ["report", "run", "--out", "page"],
     "train": [
         "train",
         "--corpus",
@@ -79,7 +86,7 @@ class Walk:
         self.at_kernel = 0
         """Functions that were entered when the attention kernel was called last."""
         self.handed: set[CodeType] = set()
-        """Functions that had a `Call` among their arguments."""
+        """Functions that had one of `CARRIERS` among their arguments, or in a list there."""
         self._importing = 0
 
     def __enter__(self) -> Walk:
@@ -97,7 +104,9 @@ class Walk:
             self.at_kernel = len(self.entered)
         elif event == "call" and not self._importing and self._counts(code):
             self.entered.setdefault(code, (self.part, self._caller(frame)))
-            if any(type(one).__name__ == "Call" for one in frame.f_locals.values()):
+            given = [*frame.f_locals.values()]
+            given += [one[0] for one in given if isinstance(one, list) and one]
+            if CARRIERS & {type(one).__name__ for one in given}:
                 self.handed.add(code)
 
     def _counts(self, code: CodeType) -> bool:
@@ -135,6 +144,8 @@ def command(arguments: list[str]) -> list[list[Any]]:
     """What a command of the package enters."""
     from sinklab.lab.cli import main
 
+    if arguments[0] == "report":
+        assert main(COMMANDS["trace"]) == 0, "nothing was traced"
     with Walk() as walk:
         status = main(arguments)
     assert status == 0, f"{arguments[0]} ended with status {status}"
@@ -252,9 +263,11 @@ def report(name: str, functions: list[list[Any]], show: str) -> None:
         rooms[file.partition("/")[0]] += count
     print("  " + ", ".join(f"{room} {count}" for room, count in rooms.most_common()))
     if name in HANDED:
-        handed = {file for file, *_, is_handed in functions if is_handed}
+        way = [file for file, *_, is_handed in functions if is_handed]
+        what = "runs" if name == "report" else "attention call"
         print(
-            f"  {len(handed)} of the files are handed the attention call (at most {HANDED[name]})"
+            f"  {len({*way})} of the files are handed the {what} (at most {HANDED[name]}); "
+            f"{returns(way)} returns to one that was left"
         )
     if show == "files" and name in COMMANDS:
         print("\n".join(f"  {count:4} {file}" for file, count in files.most_common()))
@@ -265,6 +278,12 @@ def report(name: str, functions: list[list[Any]], show: str) -> None:
             print("\n".join(f"    {one}" for one in merged(functions, ASKED[name])))
     if show == "functions":
         print("\n".join(f"  {file} {function}" for file, function, *_ in functions))
+
+
+def returns(way: list[str]) -> int:
+    """How often a way comes back to a file that it had left."""
+    entered = [file for file, before in zip(way, ["", *way], strict=False) if file != before]
+    return len(entered) - len({*entered})
 
 
 def in_order(functions: list[list[Any]]) -> None:

@@ -15,7 +15,7 @@ from commands import cli, error_of
 from sinklab.lab.analysis.answers import Answer, Answers
 from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.cli import main
-from sinklab.lab.records import open_run
+from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
 from sinklab.lab.short_road.runs import open_run as open_short
 
@@ -181,6 +181,31 @@ def grown(folder, after, at, before=0.1):
     with again(run, resume=True) as writer:
         writer.table("grown", columns)
     return open_run(run.path)
+
+
+def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
+    trace = make_study("plain", samples=SAMPLES)
+    tables = {
+        "texts": {"staying": {"mobility": [0.1] * 12, "holders": ['{"first token": 5}'] * 12}},
+        "ablate": {
+            "map": {"layer": [0, 1], "head": [2, 1], "delta": [0.09, 0.0], "delta_low": [0.08, 0.0]}
+        },
+    }
+    runs = [trace]
+    for kind, more in tables.items():
+        how = {"kind": kind, "model": trace.info.model, "settings": {"by": "head"}, "seed": 0}
+        with RunWriter(tmp_path / kind, **how) as writer:
+            for name, columns in more.items():
+                writer.table(name, columns)
+        runs.append(open_run(tmp_path / kind))
+    (found,), _ = answers(runs)
+    assert found["stay"].word == "stay" and found["stay"].samples == 12
+    said = "They stay: the first token is strongest in 100\u00a0% of heads and steps; between two "
+    assert found["stay"].sentence.startswith(said)
+    assert "(median of 12 texts, measured beforehand" in found["stay"].sentence
+    assert "; head 2 of layer 0 alone +0.09)" in found["cost"].sentence
+    (own,), _ = answers(trace)
+    assert own["stay"].word == "move" and "alone" not in own["cost"].sentence
 
 
 @pytest.mark.slow

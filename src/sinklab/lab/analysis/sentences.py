@@ -127,7 +127,7 @@ def regrowth(grown_R: Any, grown_at: Sequence[int]) -> str:
 def contrast(models: Sequence[tuple[Any, np.ndarray]]) -> str:
     """How the first two models that have strong sinks differ in whether these stay; empty for one.
 
-    models: the `Answers` about each, and its mobility for each of the texts, (S,), the same for all.
+    models: the `Answers` about each, and its mobility for each of the texts, (S,), all alike.
     """
     if len(models) < 2:
         return ""

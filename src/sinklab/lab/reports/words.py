@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.lab.analysis.estimates import Estimate
 from sinklab.lab.analysis.words import percent as percent
 from sinklab.lab.reports.samples import ADDED, MASK
 from sinklab.lab.reports.style import printable
@@ -39,12 +38,6 @@ def ranged(row: Any, name: str, form: Callable[[float], str]) -> str:
     if math.isnan(row[f"{name}_low"]):
         return value
     return f"{value} (95 % {low} … {high})"
-
-
-def interval(estimate: Estimate) -> str:
-    """The 95 % interval of a loss; empty if it is not known."""
-    low, high = estimate.interval
-    return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
 
 
 def quoted(label: str) -> str:
