@@ -260,9 +260,3 @@ def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_
         and "<code>sinklab curve --model &#39;&lt;b&gt;/bare&#39;</code>" in html
     )
     assert "`" not in html[html.index('class="story"') : html.index("</section>")]
-
-
-def test_shares_of_tokens_are_bars(drawn_report):
-    html = drawn_report.read_text("utf-8")
-    widths = re.findall(r'<span class="share" style="--part:([\d.]+)%">([\d.]+)\xa0%</span>', html)
-    assert widths and all(width == said for width, said in widths)

@@ -284,7 +284,7 @@ def draw_map(
         The table as rows: index, column, value.
     """
     values_RC = table.to_numpy(float)
-    added = sum(isinstance(name, int | np.integer) and name < 0 for name in table)
+    added = len([name for name in table if isinstance(name, int | np.integer) and name < 0])
     top = top or float(np.fmax.reduce(np.abs(values_RC), axis=None, initial=1e-9))
     norm: Normalize = Normalize(0, top)
     colours, on_bar = LOOK.scale, {}

@@ -121,8 +121,9 @@ def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """
     parts = []
     for one in runs:
-        table = one.heldout.astype({"k": int}).sort_values("k")
-        for control in one.heldout["control"].unique():
+        heldout: Any = one.heldout
+        table = heldout.astype({"k": int}).sort_values("k")
+        for control in heldout["control"].unique():
             rows = table[table["control"].isin(["none", control])]
             about = {"run": one.label, "line": BLOCKED.get(control, f"{control} keys blocked")}
             about |= {"keys blocked": rows["k"], "value": rows["delta"]}
