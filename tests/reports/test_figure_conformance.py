@@ -121,7 +121,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
 @pytest.mark.parametrize(
     ("x", "column", "kind", "message"),
     [
-        ("layer", "absorbd", "study", "By layer there is no 'absorbd'; did you mean 'absorbed'"),
+        ("layer", "absorbd", "study", r"needs absorbd \(by layer there are .*absorbed"),
         ("layer", "absorbed", "studie", r"of kind 'study'\.$"),
     ],
 )

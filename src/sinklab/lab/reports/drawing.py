@@ -180,9 +180,10 @@ def lines(
                 parts.append(pd.DataFrame(about | {"value": values, "low": low, "high": high}))
     if not parts:
         first = readers[0].over(x)
+        asked = f"{', '.join(curves.values())} (by {x} there are {', '.join(first)})"
         if first.empty:
             needs = "monitor" if readers[0].kind == "training" else "layers"
-        raise lacking(readers, needs or f"numbers among {', '.join(first)}")
+        raise lacking(readers, needs or asked)
     frame = pd.concat(parts, ignore_index=True)
     draw_lines(ax, frame, readers, styles=dict(zip(curves, STYLES, strict=False)))
     ax.set(xlabel=x, ylabel=label)
