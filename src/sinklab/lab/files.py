@@ -21,6 +21,8 @@ DEEPEST = 100
 """Levels of a JSON text that are read."""
 LARGEST = 1 << 28
 """Bytes of a JSON file that are read."""
+PLUGIN = "sinklab_plugin_"
+"""Beginning of the name of the module of a plug-in's file."""
 
 
 def from_json(text: str | bytes, kind: type = object) -> Any:
@@ -167,7 +169,7 @@ def load_plugin(file: str | Path) -> None:
     ValueError for one that is not there or fails.
     """
     path = Path(file).resolve()
-    name = f"sinklab_plugin_{path.stem}"
+    name = f"{PLUGIN}{path.stem}"
     modules = list(sys.modules.values())
     if any(getattr(module, "__file__", None) == str(path) for module in modules):
         return
@@ -186,3 +188,9 @@ def load_plugin(file: str | Path) -> None:
             if frame.filename == str(path):
                 where = f" (line {frame.lineno})"
         raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
+
+
+def plugins() -> list[Path]:
+    """Files that `load_plugin` ran in this process."""
+    loaded = [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]
+    return [Path(str(module.__file__)) for module in loaded]

@@ -14,3 +14,5 @@ fast_medians = Registry("fast median", "fast_medians")
 """Faster medians of the rows of a tensor."""
 sandboxes = Registry("sandbox", "sandboxes")
 """Places to run programs that a model wrote."""
+engines = Registry("engine", "engines")
+"""Programs that compute the parts of a run on several workers; without one it is a loop."""
