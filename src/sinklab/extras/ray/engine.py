@@ -16,18 +16,22 @@ import pickle
 import platform
 import secrets
 import signal
+import sys
 import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import sinklab
+from sinklab.lab.analysis.sentences import counted
 from sinklab.lab.files import load_plugin, plugins
 from sinklab.lab.registry import engines
+from sinklab.lab.studies.progress import Progress
 
 TRIES = 3
 """Tries of a portion whose worker dies, before it is given up; one that is preempted costs none."""
@@ -105,6 +109,39 @@ class Worker:
             return None, f"{type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True)
+class End:
+    """How a call of a worker ended."""
+
+    result: Any
+    error: str
+    is_dead: bool = False
+    charged: int = 1
+    """Tries that a death uses up."""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """Portions that wait, and those that failed."""
+
+    waiting: deque[Portion]
+    tries: Counter[Portion] = field(default_factory=Counter)
+    failed: dict[Portion, str] = field(default_factory=dict)
+
+    def is_done(self, portion: Portion, end: End) -> bool:
+        """Whether the portion has a result; else it waits again, or failed."""
+        if not end.error:
+            return True
+        self.tries[portion] += end.charged
+        if not end.is_dead:
+            self.failed[portion] = end.error
+        elif self.tries[portion] < TRIES:
+            self.waiting.append(portion)
+        else:
+            self.failed[portion] = f"ended its worker {TRIES} times"
+        return False
+
+
 @engines.register("ray")
 class Ray:
     """Workers of Ray; see `started`."""
@@ -119,14 +156,20 @@ class Ray:
             gpus: of each worker.
 
         Raises:
-            ValueError: without Ray, on another system than Linux, and for more GPUs than there are.
+            ValueError: for no workers, without Ray, on another system than Linux, and for more GPUs
+                than there are.
         """
+        if workers < 1 or gpus < 0:
+            raise ValueError(
+                f"workers are 1 or more, and have 0 GPUs or more, got {workers} and {gpus}; leave "
+                "them out to work in this process"
+            )
         if platform.system() != "Linux":
             raise ValueError("workers need Linux; leave --workers out: this process does it all")
-        # before Ray is imported: it sends nothing home and, if it joins no cluster, listens to this
-        # machine and this user alone
+        # Ray sends nothing home and, if it joins no cluster, listens to this machine and this user
+        # alone; it reads that when it is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if "RAY_ADDRESS" not in os.environ:
+        if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -158,9 +201,15 @@ class Ray:
         self._actors = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus)
         self._running: dict[Any, tuple[Any, Portion | None]] = {}
         """Result to come -> its worker, and the portion; None for one that starts."""
+        self._deaths = 0
+        """Workers that died while they started."""
 
     def results(
-        self, begin: Begin, facts: Mapping[str, str], portions: Sequence[Portion]
+        self,
+        begin: Begin,
+        facts: Mapping[str, str],
+        progress: Progress,
+        portions: Sequence[Portion],
     ) -> Iterator[tuple[Portion, Any]]:
         """Each portion and its result, in the order in which they are done.
 
@@ -170,68 +219,53 @@ class Ray:
         Args:
             begin: run by each worker when it starts.
             facts: what must be the same on all workers, beside the code.
+            progress: of all workers, in one line.
             portions: to compute.
 
         Raises:
             ValueError: at the end, for portions that were left out; for a worker that cannot start
                 or has other facts.
         """
-        from ray.cloudpickle import dumps
-
-        self._begin = self._ray.put(surroundings()), self._ray.put(dumps(begin))
-        waiting, tries, failed = deque(portions), Counter[Portion](), dict[Portion, str]()
-        deaths = 0
+        pickled = self._ray.cloudpickle.dumps(begin)
+        self._begin = self._ray.put(surroundings()), self._ray.put(pickled)
         expected = code_facts() | dict(facts)
+        todo = Todo(deque(portions))
+        progress.stage(counted(self._workers, "worker"))
+        tick = progress.counter(len(portions))
         try:
             for _ in range(min(self._workers, len(portions))):
                 self._start_worker()
-            while waiting or any(portion for _, portion in self._running.values()):
-                actor, portion, result, error, death = self._next()
-                if portion is None and death is not None:
-                    deaths += not getattr(death, "preempted", False)
-                    if deaths >= STARTS:
-                        raise ValueError(f"workers die while they start: {error}")
-                elif portion is None:
-                    _compare(expected, result, error)
-                elif death is not None:
-                    tries[portion] += not getattr(death, "preempted", False)
-                    if tries[portion] < TRIES:
-                        waiting.append(portion)
-                    else:
-                        failed[portion] = f"ended its worker {TRIES} times"
-                elif error:
-                    failed[portion] = error
-                else:
-                    yield portion, result
-                # after an assertion on a GPU a process can compute nothing more
-                if death is not None or "device-side assert" in error:
-                    self._ray.kill(actor)
-                    if waiting:
-                        self._start_worker()
-                elif waiting:
-                    chosen = waiting.popleft()
-                    self._running[actor.compute.remote(chosen)] = actor, chosen
-                else:
-                    self._ray.kill(actor)
+            while todo.waiting or self._is_computing:
+                actor, portion, end = self._next()
+                if portion is None:
+                    self._check_start(end, expected)
+                elif todo.is_done(portion, end):
+                    tick()
+                    yield portion, end.result
+                self._go_on(actor, end, todo.waiting)
         finally:
             for actor, _ in self._running.values():
                 self._ray.kill(actor)
             self._running.clear()
-        if failed:
-            lines = [f"{_named(portion)}: {error}" for portion, error in sorted(failed.items())]
+        if todo.failed:
+            found = sorted(todo.failed.items())
             raise ValueError(
-                f"{len(failed)} of {len(portions)} portions failed, the others are written; the "
-                f"same command tries them again. {'; '.join(lines)}"
+                f"{len(found)} of {len(portions)} portions failed, and the others are done; the "
+                f"same command tries them again. {'; '.join(map(_told, found))}"
             )
+
+    @property
+    def _is_computing(self) -> bool:
+        return any(portion for _, portion in self._running.values())
 
     def _start_worker(self) -> None:
         actor = self._actors.remote()
         self._running[actor.begin.remote(*self._begin)] = actor, None
 
-    def _next(self) -> tuple[Any, Portion | None, Any, str, Exception | None]:
-        """The worker that is done next, its portion, the result or the error, and its death."""
+    def _next(self) -> tuple[Any, Portion | None, End]:
+        """The worker that is done next, its portion, and how it ended."""
         limit: float | None = PATIENCE
-        if any(portion for _, portion in self._running.values()):
+        if self._is_computing:
             limit = None
         done, _ = self._ray.wait([*self._running], timeout=limit)
         if not done:
@@ -241,10 +275,45 @@ class Ray:
             )
         actor, portion = self._running.pop(done[0])
         try:
-            result, error = self._ray.get(done[0])
+            return actor, portion, End(*self._ray.get(done[0]))
         except self._ray.exceptions.RayError as death:
-            return actor, portion, None, str(death).partition("\n")[0], death
-        return actor, portion, result, error, None
+            said = str(death).partition("\n")[0]
+            # a machine that is taken away says nothing about the sample
+            charged = int(not getattr(death, "preempted", False))
+            return actor, portion, End(None, said, is_dead=True, charged=charged)
+
+    def _check_start(self, end: End, expected: Mapping[str, str]) -> None:
+        """Raise ValueError for a worker that has other facts than expected or did not start, but
+        not for each one that died.
+        """
+        if end.is_dead:
+            self._deaths += end.charged
+            if self._deaths >= STARTS:
+                raise ValueError(f"workers die while they start: {end.error}")
+            return
+        if end.error:
+            raise ValueError(f"a worker cannot start: {end.error}")
+        for name, mine in expected.items():
+            if end.result[name] != mine:
+                raise ValueError(
+                    f"a run is computed by the same {name} everywhere, but a worker has "
+                    f"{end.result[name]}, and this process {mine}; install the same on all "
+                    "machines, and give all the same model"
+                )
+
+    def _go_on(self, actor: Any, end: End, waiting: deque[Portion]) -> None:
+        """Give the worker its next portion, or put another one in its place if it can do no more,
+        as after an assertion on a GPU.
+        """
+        if end.is_dead or "device-side assert" in end.error:
+            self._ray.kill(actor)
+            if waiting:
+                self._start_worker()
+        elif waiting:
+            chosen = waiting.popleft()
+            self._running[actor.compute.remote(chosen)] = actor, chosen
+        else:
+            self._ray.kill(actor)
 
 
 def _start(ray: Any, workers: int) -> None:
@@ -263,20 +332,9 @@ def _start(ray: Any, workers: int) -> None:
     ray._private.worker._worker_logs_enabled = False
 
 
-def _compare(expected: Mapping[str, str], found: Mapping[str, str] | None, error: str) -> None:
-    """Raise ValueError for a worker that did not start, or has other facts."""
-    if found is None:
-        raise ValueError(f"a worker cannot start: {error}")
-    for name, mine in expected.items():
-        if found[name] != mine:
-            raise ValueError(
-                f"a run is computed by the same {name} everywhere, but a worker has {found[name]}, "
-                f"and this process {mine}; install the same on all machines, and give all the same "
-                "model"
-            )
-
-
-def _named(portion: Portion) -> str:
-    if len(portion) == 1:
-        return f"sample {portion[0]}"
-    return f"samples {portion[0]} to {portion[-1]}"
+def _told(failed: tuple[Portion, str]) -> str:
+    portion, error = failed
+    named = f"sample {portion[0]}"
+    if len(portion) > 1:
+        named = f"samples {portion[0]} to {portion[-1]}"
+    return f"{named}: {error}"

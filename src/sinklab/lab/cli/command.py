@@ -131,6 +131,14 @@ class StudyCommand(Command):
     """i/n: write the parts p with p mod n = i into a folder that n processes share, together or one
     after the other; the same command again goes on.
     """
+    workers: int = 0
+    """Processes that share the samples, by Ray: on this machine, or in the cluster that RAY_ADDRESS
+    names. Their number changes nothing but the time; the same command again goes on.
+    """
+    gpus_per_worker: int | None = None
+    """GPUs of each worker; one with --device cuda. With --device-map auto its layers are spread
+    over them, one after the other: more GPUs hold a larger model, and are not faster.
+    """
     inputs: Inputs = Inputs()
     reading: Reading = Reading()
 
@@ -148,6 +156,8 @@ class StudyCommand(Command):
             "reading": study.model != "",
             "resume": study.shards and not study.keeps,
             "shard": study.shards,
+            "workers": study.shards,
+            "gpus_per_worker": study.shards,
         }
         return {"study", "group", "prompts"} | {name for name, is_in in shown.items() if not is_in}
 
@@ -180,9 +190,18 @@ class StudyCommand(Command):
                 options=self.drawing,
                 resume=self.resume or self.study.keeps,
                 shard=self.shard,
+                workers=self.workers,
+                gpus_per_worker=self.gpus(),
             )
         for line in lines:
             say(line)
+
+    def gpus(self) -> int:
+        """GPUs of each worker."""
+        reading = self.reading
+        if self.gpus_per_worker is not None:
+            return self.gpus_per_worker
+        return int(reading.device_map is not None or str(reading.device).startswith("cuda"))
 
 
 def command_of(name: str, study: Study) -> StudyCommand:
@@ -217,6 +236,8 @@ def conduct(
     reading: Reading = Reading(),
     options: Any = None,
     shard: str | None = None,
+    workers: int = 0,
+    gpus_per_worker: int = 0,
 ) -> list[str]:
     """Run a study for each model, draw its figures, and give the lines to print.
 
@@ -238,17 +259,19 @@ def conduct(
         places = [out / folder for folder in folder_names(models)]
     shard_of(shard)
     # another shard may have begun already
-    if not (shard or resume):
+    if not (shard or resume or workers):
         for place in places:
             refuse_taken(place)
     study, settings = study.resolved(settings)
     reading.check(models)
+    how: dict[str, Any] = {"resume": resume, "shard": shard}
+    how |= {"workers": workers, "gpus_per_worker": gpus_per_worker}
     with working() as progress:
         for model, place in zip(models, places, strict=True):
             loaded = None
             if study.model != "":
                 loaded = partial(reading.load, model)
-            study(loaded, place, settings, progress=progress, resume=resume, shard=shard)
+            study(loaded, place, settings, progress=progress, **how)
         runs = [open_run(place) for place in places]
         lacking = [str(run.path) for run in runs if run.info.status != "complete"]
         if lacking:

@@ -5,8 +5,8 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass, field, fields
+from functools import partial, wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -34,6 +34,9 @@ class Loss(float):
 @dataclass(frozen=True)
 class LM(loading.Loaded):
     """A model ready to use; all that takes a :class:`~sinklab.lab.checkpoints.Loaded` takes it."""
+
+    again: Callable[[], loading.Loaded] | None = field(default=None, repr=False, compare=False)
+    """Loads it once more, for a worker; None for a model that was not loaded but wrapped."""
 
     def __repr__(self) -> str:
         model, config = self.model, self.backbone
@@ -64,6 +67,8 @@ class LM(loading.Loaded):
         new_tokens: int = 64,
         *,
         progress: Callable[[str], object] | None = None,
+        workers: int = 0,
+        gpus_per_worker: int = 0,
         **settings: Any,
     ) -> Run:
         """Write a text under observation; the run, as `sinklab.open_run` opens one.
@@ -76,13 +81,16 @@ class LM(loading.Loaded):
             prompts: a text to continue, or several, a sample each.
             new_tokens: to write behind each; 0 fills the masks of the prompts.
             progress: called with a short text at each stage.
+            workers: processes, by Ray, that load the model too and share the prompts; the run is
+                the same.
+            gpus_per_worker: GPUs that each of them has.
             settings: other fields of :class:`sinklab.lab.studies.trace.study.StudySettings`:
                 ``edits``, ``statistics``, ``seed``, ``rule``, …; the run is that of ``sinklab
                 trace`` with the same ones.
 
         Raises:
-            ValueError: for an unknown field, a prompt that does not fit, and settings that the
-                model or the decoder refuse.
+            ValueError: for an unknown field, a prompt that does not fit, settings that the model
+                or the decoder refuse, and workers without Ray or for a wrapped model.
         """
         from sinklab.lab.short_road.runs import in_memory
         from sinklab.lab.studies.trace.study import StudySettings, study
@@ -94,7 +102,8 @@ class LM(loading.Loaded):
             without = tuple(one for one in StudySettings.statistics if one != "massive_activations")
             settings.setdefault("statistics", without)
         chosen = StudySettings(prompts=cast(Any, prompts), new_tokens=new_tokens, **settings)
-        return in_memory(lambda folder: study(self, folder, chosen, progress=progress))
+        how: dict[str, Any] = {"workers": workers, "gpus_per_worker": gpus_per_worker}
+        return in_memory(lambda folder: study(self, folder, chosen, progress=progress, **how))
 
     def generate(
         self,
@@ -289,7 +298,8 @@ def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the
             "there already; use sinklab.wrap(model, tokenizer)"
         )
     loaded = loading.load(*args, **settings)
-    return LM(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})
+    parts = {one.name: getattr(loaded, one.name) for one in fields(loaded)}
+    return LM(**parts, again=partial(loading.load, *args, **settings))
 
 
 def wrap(

@@ -44,7 +44,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -53,7 +53,7 @@ from sinklab.core.errors import known_fields
 from sinklab.lab.files import free_fields, toml_of
 from sinklab.lab.records import RUN_FILE, Contents, RunWriter, lost_files, open_run, read_info
 from sinklab.lab.records.writing import refuse_taken
-from sinklab.lab.registry import studies
+from sinklab.lab.registry import engines, studies
 from sinklab.lab.studies.about import describe
 from sinklab.lab.studies.progress import Audience, Meter, Progress, as_progress
 
@@ -134,6 +134,33 @@ class Work:
     """Shard that this process writes, and of how many."""
     paces: list[float] = dataclasses.field(default_factory=list)
     """Seconds per row and arm, of each block that was measured."""
+    spread: Any = None
+    """Function of portions that gives each with what workers made of it, in any order; None: this
+    process makes them.
+    """
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The beginning of a worker: it loads the model, and then makes samples of a study."""
+
+    study: Study
+    load: Callable[[], Loaded]
+    settings: Any
+
+    def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
+        loaded, say = self.load(), Progress()
+        plan = self.study.prepare(loaded, self.settings, say)
+        meter = self.study.meter(plan, self.settings, say, self.study.samples(plan))
+        # the one writer is the process that started the workers
+        nowhere: Any = None
+        work = Work(loaded, self.settings, nowhere, say, plan, meter)
+        return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
+
+
+def same_for_all(about: Mapping[str, Any]) -> dict[str, str]:
+    """Facts of a model that are the same on all workers."""
+    return {"weights": about["weights_sha256"], "kind of device": about["device"]}
 
 
 def of_each(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -241,11 +268,22 @@ class Study:
 
     def run(self, work: Work) -> None:
         """Do it, and write tables and arrays into ``work.run``: by default the missing parts."""
-        for part in work.run.missing:
-            samples, made = work.run.info.part(part), dict[int, Contents]()
-            for first in range(0, len(samples), self.together):
-                made |= self.make(work, samples[first : first + self.together])
-            work.run.write(part, made)
+        info = work.run.info
+        parts = {part: info.part(part) for part in work.run.missing}
+        portions = [
+            tuple(samples[first : first + self.together])
+            for samples in parts.values()
+            for first in range(0, len(samples), self.together)
+        ]
+        results = ((portion, self.make(work, portion)) for portion in portions)
+        if work.spread is not None:
+            results = work.spread(portions)
+        made: dict[int, dict[int, Contents]] = {part: {} for part in parts}
+        for portion, contents in results:
+            part = portion[0] // info.part_size
+            made[part] |= contents
+            if len(made[part]) == len(parts[part]):
+                work.run.write(part, made.pop(part))
 
     def is_whole(self, work: Work) -> bool:
         """Whether the parts of all shards are written."""
@@ -278,6 +316,8 @@ class Study:
         resume: bool = False,
         overwrite: bool = False,
         shard: str | None = None,
+        workers: int = 0,
+        gpus_per_worker: int = 0,
     ) -> Path:
         """Write a run folder; returns its path.
 
@@ -290,48 +330,67 @@ class Study:
             overwrite: replace a run that is there.
             shard: "i/n", to write part p if p mod n is i, in a folder that n processes share; the
                 same call goes on with what is there.
+            workers: processes that load the model too and make the samples, by Ray; this one alone
+                writes. How many changes nothing; the same call goes on with what is there.
+            gpus_per_worker: GPUs that each of them has.
 
         Raises:
-            ValueError: for settings that the model or the study refuses, and a folder that is
-                taken, or in use by another process.
+            ValueError: for settings that the model or the study refuses, a folder that is taken, or
+                in use by another process, and at the end for samples that failed.
         """
         study, settings = self.resolved(settings or self.Settings())
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
         if study is not self:
-            return study(loaded, out, settings, progress=progress, shard=shard, **how)
+            how |= {"shard": shard, "workers": workers, "gpus_per_worker": gpus_per_worker}
+            return study(loaded, out, settings, progress=progress, **how)
         path = Path(out)
         say = as_progress(progress)
         place, shards = shard_of(shard)
-        if shard is not None:
+        if shard is not None or workers:
             how["resume"] = resume = not overwrite
             if not self.shards:
-                raise ValueError(f"a {self.name} is written by one process; leave out the shard")
+                raise ValueError(
+                    f"a {self.name} is written by one process; leave out shard and workers"
+                )
         if not (resume or overwrite):
             refuse_taken(path)
         settings = self.before_loading(settings)
-        if callable(loaded):
-            loaded = loaded()
-        settings = self.seeded(settings, path, resume=resume, shared=shard is not None)
-        # errors of the input show here, before a folder is taken
-        plan = self.prepare(loaded, settings, say)
-        about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
-        about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-        if self.keeps and resume and is_there(path, about):
-            say.note(f"{path} is there")
-            return path
-        threads = getattr(loaded, "few_threads", nullcontext)()
-        how |= {"samples": self.samples(plan), "part_size": self.part_size(plan)}
-        writer = RunWriter(path, **about, **how, shard=(place, shards))
-        with threads, ExitStack() as last, writer as run:
-            missing = sum(len(run.info.part(part)) for part in run.missing)
-            meter = self.meter(plan, settings, say, missing)
-            work = Work(loaded, settings, run, say, plan, meter, (place, shards))
-            self.run(work)
-            # the last to come finishes; the others wait until run.json says so
-            last.enter_context(run.lock)
-            run.is_whole = self.is_whole(work)
-            if run.is_whole and run.refresh().status != "complete":
-                self.finish(work)
+        load = getattr(loaded, "again", loaded)
+        with ExitStack() as last:
+            if workers:
+                if load is None or hasattr(load, "model"):
+                    raise ValueError(
+                        f"workers load the model by themselves, but {loaded.name} was not loaded "
+                        "by sinklab.load; leave out workers"
+                    )
+                pool = last.enter_context(engines["ray"].started(workers, gpus_per_worker))
+            if callable(loaded):
+                loaded = loaded()
+            settings = self.seeded(settings, path, resume=resume, shared=shard is not None)
+            # errors of the input show here, before a folder is taken
+            plan = self.prepare(loaded, settings, say)
+            model = self.about(loaded, plan)
+            about: dict[str, Any] = {"kind": self.kind or self.name, "model": model}
+            about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
+            if self.keeps and resume and is_there(path, about):
+                say.note(f"{path} is there")
+                return path
+            last.enter_context(getattr(loaded, "few_threads", nullcontext)())
+            how |= {"samples": self.samples(plan), "part_size": self.part_size(plan)}
+            with RunWriter(path, **about, **how, shard=(place, shards)) as run:
+                missing = sum(len(run.info.part(part)) for part in run.missing)
+                meter = self.meter(plan, settings, say, missing)
+                work = Work(loaded, settings, run, say, plan, meter, (place, shards))
+                if workers:
+                    begin = Beginning(self, load, settings)
+                    spread = partial(pool.results, begin, same_for_all(model), say)
+                    work = dataclasses.replace(work, spread=spread)
+                self.run(work)
+                # the last to come finishes; the others wait until run.json says so
+                last.enter_context(run.lock)
+                run.is_whole = self.is_whole(work)
+                if run.is_whole and run.refresh().status != "complete":
+                    self.finish(work)
         return path
 
     @property

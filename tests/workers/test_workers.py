@@ -1,0 +1,145 @@
+"""Runs by workers are the runs of a loop: to the last bit, after kills, and beside samples that
+fail.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import sinklab
+from launched import PATIENCE
+from sinklab.core.errors import Checked
+from sinklab.extras.ray import engine
+from sinklab.lab.cli.main import main
+from sinklab.lab.records import Contents, open_run
+from sinklab.lab.studies.base import Study
+from sinklab.lab.studies.trace.study import StudySettings
+from sinklab.lab.studies.trace.study import study as trace
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = tuple(f"The sea {number}" for number in range(18))
+
+
+def contents(folder):
+    """Every file of a run by its name, without the time at which it was begun."""
+    found = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    about = json.loads(found.pop("run.json"))
+    assert about.pop("created")
+    return found | {"run.json": about}
+
+
+def test_workers_and_shards_write_what_a_loop_writes(ray, tmp_path):
+    lm = sinklab.load("tiny")
+    settings = StudySettings(prompts=PROMPTS, new_tokens=4)
+    alone = contents(trace(lm, tmp_path / "alone", settings))
+    assert len(alone) > 10
+    for place in range(2):
+        trace(lm, tmp_path / "shards", settings, shard=f"{place}/2")
+    assert contents(tmp_path / "shards") == alone
+    assert contents(trace(lm, tmp_path / "worker", settings, workers=1)) == alone
+    assert contents(lm.watch(PROMPTS, 4, workers=2).path) == alone
+
+
+class Squares(Study):
+    """Square numbers; some of them fail while a file says so."""
+
+    @dataclass(frozen=True)
+    class Settings(Checked):
+        bad: str = ""
+        """File that makes 1 fail, and 5 end its process; 7 does so once."""
+
+    shards = True
+
+    def samples(self, plan):
+        return 8
+
+    def part_size(self, plan):
+        return 2
+
+    def make(self, work, samples):
+        (sample,) = samples
+        bad = Path(work.settings.bad)
+        once = bad.with_name("once")
+        if bad.exists() and sample == 1:
+            raise RuntimeError("out of memory")
+        if bad.exists() and (sample == 5 or (sample == 7 and not once.exists())):
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {sample: Contents({"squares": [{"sample": sample, "square": sample**2}]}, {})}
+
+
+def test_a_sample_that_fails_is_named_and_comes_when_it_can(ray, tmp_path, monkeypatch):
+    from ray import cloudpickle
+
+    # workers do not find this file
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(engine, "TRIES", 2)
+    bad = tmp_path / "bad"
+    bad.touch()
+    lm, settings = sinklab.load("tiny"), Squares.Settings(str(bad))
+    with pytest.raises(ValueError, match="sample 1: RuntimeError: out of memory; sample 5: ended"):
+        Squares()(lm, tmp_path / "run", settings, workers=2)
+    run = open_run(tmp_path / "run")
+    assert run.info.status == "interrupted"
+    assert set(run.table("squares")["sample"]) == {2, 3, 6, 7}
+    bad.unlink()
+    Squares()(lm, tmp_path / "run", settings, workers=1)
+    run = open_run(tmp_path / "run")
+    assert run.info.status == "complete"
+    assert run.table("squares")["square"].tolist() == [number**2 for number in range(8)]
+
+
+def test_more_gpus_than_there_are_are_refused_before_a_model_is_loaded(ray, tmp_path):
+    def never():
+        raise AssertionError("loaded")
+
+    said = "2 workers with 99 GPUs each need 198"
+    with pytest.raises(ValueError, match=said):
+        trace(never, tmp_path / "run", workers=2, gpus_per_worker=99)
+
+
+def test_a_model_that_no_worker_can_load_is_refused(tmp_path):
+    lm = sinklab.load("tiny-causal")
+    wrapped = sinklab.wrap(lm.model, lm.tokenizer, kind="autoregressive")
+    with pytest.raises(ValueError, match="load the model by themselves"):
+        wrapped.watch("The sea", 2, workers=2)
+
+
+def test_the_extra_is_named_where_it_is_absent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["trace", "--workers", "2", "--out", str(tmp_path / "run")]) == 2
+    assert 'pip install "sinklab[ray]"' in capsys.readouterr().err
+
+
+def test_a_driver_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
+    """By SIGKILL, Ctrl-C and SIGTERM, each time after it wrote a part."""
+    pytest.importorskip("ray")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"The sea {number}" for number in range(80)))
+    asked = ["trace", "--prompts", str(prompts), "--new-tokens", "8", "--out"]
+    assert main([*asked, str(tmp_path / "alone")]) == 0
+    run = tmp_path / "run"
+    for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        before = len([*run.glob("generations-*")])
+        driver = subprocess.Popen([sys.executable, "-m", "sinklab", *asked, run, "--workers", "1"])
+        deadline = time.monotonic() + PATIENCE
+        while len([*run.glob("generations-*.parquet")]) == before:
+            assert driver.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        children = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(number)
+        assert driver.wait(PATIENCE) == status
+        _, alive = psutil.wait_procs(children, PATIENCE)
+        assert not alive, "nothing of Ray is left"
+    assert open_run(run).info.status == "interrupted"
+    assert main([*asked, str(run), "--workers", "1"]) == 0
+    assert contents(run) == contents(tmp_path / "alone")
