@@ -65,6 +65,7 @@ for _extra in (
     "fast",
     "live",
     "validate",
+    "ray",
     "sandbox",
     "zoo",
 ):

@@ -156,8 +156,8 @@ class StudyCommand(Command):
             "reading": study.model != "",
             "resume": study.shards and not study.keeps,
             "shard": study.shards,
-            "workers": study.shards,
-            "gpus_per_worker": study.shards,
+            "workers": study.spreads,
+            "gpus_per_worker": study.spreads,
         }
         return {"study", "group", "prompts"} | {name for name, is_in in shown.items() if not is_in}
 

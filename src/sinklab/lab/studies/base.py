@@ -348,7 +348,7 @@ class Study:
         place, shards = shard_of(shard)
         if shard is not None or workers:
             how["resume"] = resume = not overwrite
-            if not self.shards:
+            if not self.shards or (workers and not self.spreads):
                 raise ValueError(
                     f"a {self.name} is written by one process; leave out shard and workers"
                 )
@@ -399,6 +399,11 @@ class Study:
         if type(self) in studies.values():
             return studies.name_of(self)
         return type(self).__name__.lower()
+
+    @property
+    def spreads(self) -> bool:
+        """Whether workers may make its samples: if it is written by `make` alone."""
+        return self.shards and type(self).run is Study.run
 
     def seeded(self, settings: Any, path: Path, *, resume: bool, shared: bool) -> Any:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
