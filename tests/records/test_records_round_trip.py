@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path):
     info = got.info
     assert (info.status, info.error, info.schema) == ("complete", None, SCHEMA)
     assert (info.model, info.settings, info.seed) == (MODEL, {"steps": 4}, 7)
-    assert set(info.versions) == {"python", "torch", "transformers", "sinklab"}
+    assert set(info.versions) == {"python", "torch", "transformers", "sinklab", "threads"}
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.seed = 8
     assert got.tables == ("steps", "tokens") and got.array_files == ("attention",)

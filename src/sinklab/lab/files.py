@@ -191,6 +191,7 @@ def load_plugin(file: str | Path) -> None:
 
 
 def plugins() -> list[Path]:
-    """Files that `load_plugin` ran in this process."""
+    """Files that `load_plugin` ran in this process, if they are still there."""
     loaded = [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]
-    return [Path(str(module.__file__)) for module in loaded]
+    files = [Path(str(module.__file__)) for module in loaded]
+    return [file for file in files if file.is_file()]

@@ -49,7 +49,7 @@ class RunInfo:
     seed: int | None
     """seed of the run's random numbers; None when it drew none"""
     versions: dict[str, str]
-    """python, torch, transformers, sinklab"""
+    """of python, torch, transformers, sinklab; hashes of plug-ins; number of CPU threads"""
     created: str
     """ISO 8601 time of the start, UTC"""
     status: str = "running"

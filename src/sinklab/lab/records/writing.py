@@ -10,7 +10,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock, Timeout
 
 from sinklab import __version__
-from sinklab.lab.files import refused
+from sinklab.lab.files import plugins, refused
 from sinklab.lab.records import storage
 from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.reading import lost_files
@@ -435,10 +435,14 @@ def _as_table(name: str, columns: Any) -> Any:
         return pa.Table.from_pandas(columns, preserve_index=False)
 
 
-@cache
 def _versions() -> dict[str, str]:
-    of_packages = {package: metadata.version(package) for package in ("torch", "transformers")}
-    return {"python": platform.python_version()} | of_packages | {"sinklab": __version__}
+    """What numbers may hang on: programs, plug-ins by their hash, and CPU threads."""
+    import torch
+
+    found = {package: metadata.version(package) for package in ("torch", "transformers")}
+    found |= {path.name: storage.file_hash(path) for path in plugins()}
+    found |= {"python": platform.python_version(), "sinklab": __version__}
+    return found | {"threads": str(torch.get_num_threads())}
 
 
 def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
