@@ -149,12 +149,13 @@ class Beginning:
     settings: Any
 
     def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
-        loaded, say = self.load(), Progress()
-        plan = self.study.prepare(loaded, self.settings, say)
-        meter = self.study.meter(plan, self.settings, say, self.study.samples(plan))
+        settings, say = self.study.before_loading(self.settings), Progress()
+        loaded = self.load()
+        plan = self.study.prepare(loaded, settings, say)
+        meter = self.study.meter(plan, settings, say, self.study.samples(plan))
         # the one writer is the process that started the workers
         nowhere: Any = None
-        work = Work(loaded, self.settings, nowhere, say, plan, meter)
+        work = Work(loaded, settings, nowhere, say, plan, meter)
         return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
 
 
@@ -402,8 +403,8 @@ class Study:
 
     @property
     def spreads(self) -> bool:
-        """Whether workers may make its samples: if it is written by `make` alone."""
-        return self.shards and type(self).run is Study.run
+        """Whether workers may make its samples."""
+        return self.shards and type(self).make is not Study.make
 
     def seeded(self, settings: Any, path: Path, *, resume: bool, shared: bool) -> Any:
         """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises

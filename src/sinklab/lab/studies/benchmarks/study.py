@@ -262,6 +262,10 @@ class Evaluation(Study):
         self.tasks: dict[str, Any] = {}
         """Tasks of the run, as lm-eval's `evaluate` takes them, once they are read."""
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        # a worker reads the tasks by itself
+        return type(self), (self.given,)
+
     def before_loading(self, settings: EvalSettings) -> EvalSettings:
         """The settings with the names of given tasks; the tasks are read."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
@@ -304,7 +308,10 @@ class Evaluation(Study):
         """Answer the requests of the parts that are missing."""
         from sinklab.lab.studies.benchmarks.run import answer
 
-        answer(work)
+        if work.spread is not None:
+            super().run(work)
+        else:
+            answer(work)
 
     def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
         """Answers of some parts."""
