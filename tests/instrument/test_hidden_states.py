@@ -260,7 +260,7 @@ def test_clips_compose_with_other_edits_and_leave_nothing():
                 model(canvas.ids_BS)
     labels = [record.edit for record in state_records(log)]
     assert labels == ["clip_channel"] * 10 + ["clip_channel#2"] * 5 and log.forwards == 5
-    assert len(log.removals) == 4 and len(log.table()["forward"]) == 4 * 2 * 4
+    assert len(log.removals) == 4
     assert not any(layer._forward_hooks for layer in model.model.layers)
     plain = model(canvas.ids_BS).logits
     with (

@@ -12,11 +12,10 @@ from probed import IDS, padding
 from torch.testing import assert_close
 
 from sinklab.core.instrument import BlockKeys, Edit, SinkKeys, TopKeys, intervene, trace
-from sinklab.core.instrument.edits.intervention import TABLE_COLUMNS
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
-from sinklab.lab.scoring import ClipChannel
+from sinklab.lab.scoring import ClipChannel, removal_table
 from tiny_models import Attends, HandWritten, checkpointed, llama
 
 OTHER = (IDS + 5) % 30
@@ -106,8 +105,7 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head():
     with torch.no_grad(), intervene(model, *edits) as log:
         for ids in (IDS, OTHER, IDS):
             model(ids)
-    table = pd.DataFrame(log.table(keys=True))
-    assert tuple(table) == (*TABLE_COLUMNS, "key_list")
+    table = pd.DataFrame(removal_table(log))
     assert table.groupby("edit").size().to_dict() == {
         "block_keys": 32,
         "block_keys#2": 8,
@@ -140,7 +138,7 @@ def test_keys_that_stay_the_same_are_listed_and_kept_once():
     with torch.no_grad(), intervene(model, MaskPositions((3, 5))) as log:
         for ids in (IDS, OTHER):
             model(ids)
-    keys = log.table(keys=True)["key_list"]
+    keys = removal_table(log)["key_list"]
     half = len(keys) // 2
     assert keys == [[3, 5]] * (2 * 2 * 2 * 4)
     assert all(one is other for one, other in zip(keys[:half], keys[half:], strict=True))
@@ -148,20 +146,17 @@ def test_keys_that_stay_the_same_are_listed_and_kept_once():
     assert first.columns_BLHM is second.columns_BLHM
 
 
-def test_a_table_can_be_written_and_read_as_parquet(tmp_path):
+def test_a_log_is_shown_in_short_and_may_be_empty():
     model = HandWritten()
     with intervene(model, BlockKeys(SinkKeys(Excess(0.5)))) as log:
         model(IDS)
         model(IDS)
     shown = [repr(one) for one in (log, log.removals[0])]
     assert not [text for text in shown if len(text) > 400 or "tensor" in text or "Handler" in text]
-    table = pd.DataFrame(log.table())
-    table.to_parquet(tmp_path / "removals.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "removals.parquet"), table)
     with intervene(model, MaskSinks(1), allow_idle=True) as log:
         model(IDS)
-    empty = pd.DataFrame(log.table())
-    assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.held.dtype == "float32"
+    empty = pd.DataFrame(removal_table(log))
+    assert len(empty) == 0 and empty.held.dtype == "float32"
     assert math.isnan(log.summary()["held"]) and log.summary()["removals"] == 0
 
 
@@ -214,7 +209,7 @@ def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():
         (other, (0,), (1,)),
         (other, (1,), (2,)),
     ]
-    table = pd.DataFrame(log.table())
+    table = pd.DataFrame(removal_table(log))
     assert table.groupby(["edit", "layer"]).size().tolist() == [2, 3, 1, 1]
 
 

@@ -143,10 +143,10 @@ def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, 
                 torch.equal(ours.ids_BS, theirs.ids_BS)
                 for ours, theirs in zip(found, near, strict=True)
             )
-            ours, theirs = log.table(keys=True), near_log.table(keys=True)
-            assert ours.keys() == theirs.keys()
-            for name in ours:
-                np.testing.assert_equal(ours[name], theirs[name])
+            for ours, theirs in zip(log.removals, near_log.removals, strict=True):
+                assert torch.equal(ours.columns_BLHM, theirs.columns_BLHM)
+                for name, numbers in ours.numbers.items():
+                    np.testing.assert_equal(numbers.numpy(), theirs[name].numpy())
         assert all(read["cpu"] == 1 for read in counts[2:] if cache is None), (
             "the log of a step is one piece"
         )

@@ -14,6 +14,7 @@ from sinklab.core.sinks import Excess
 from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
 from sinklab.lab.records import open_run
+from sinklab.lab.scoring import removal_table
 from sinklab.lab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.lab.studies.curve.reading import DOSE, StrongestKeys, curve_table, grown_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
@@ -146,7 +147,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
                 expected_R = losses()
             assert torch.allclose(one.losses_R, expected_R, atol=1e-5)
             assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
-            rows = pd.DataFrame(log.table()).groupby("row")
+            rows = pd.DataFrame(removal_table(log)).groupby("row")
             known = (
                 rows[["keys", "held", "removed", "matched"]]
                 .mean()

@@ -5,6 +5,7 @@ from .heldout import heldout_rows as heldout_rows
 from .heldout import row_losses as row_losses
 from .hidden_states import ClipChannel as ClipChannel
 from .hidden_states import StateRecord as StateRecord
+from .hidden_states import removal_table as removal_table
 from .hidden_states import state_records as state_records
 from .likelihood import exact as exact
 from .likelihood import rolling as rolling

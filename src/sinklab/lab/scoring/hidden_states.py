@@ -1,18 +1,21 @@
 """Interventions on hidden states: the output of a decoder layer, or a tensor within it, is changed
-before it is read.
+before it is read; and the log of a block as tables.
 """
 
-# B batch, Q positions that run, D width of hidden states, C channels
+# B batch, L layers, H query heads, M keys removed, Q positions that run, D width of hidden states,
+# C channels
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sinklab.core.errors import limited, whole_numbers
-from sinklab.core.instrument import Call, InterventionLog, Listener
+from sinklab.core.instrument import Call, InterventionLog, Listener, RemovalRecord
+from sinklab.core.instrument.edits.dose import MEASURED
 from sinklab.core.instrument.edits.edit import Edit, Editor
 from sinklab.core.instrument.scope import chosen
 from sinklab.core.registry import interventions
@@ -45,6 +48,42 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
     return [
         record for one in log.handlers if isinstance(one, StateHandler) for record in one.records
     ]
+
+
+KINDS = dict.fromkeys(("forward", "layer", "head", "row"), np.dtype("int32"))
+KINDS |= dict.fromkeys(MEASURED, np.dtype("float32"))
+"""Types of the columns of `removal_table`."""
+
+
+def removal_table(log: InterventionLog) -> dict[str, Any]:
+    """Everything that was removed as columns of a table: a row per forward, edit, row of the batch,
+    layer and head, with the measures of `MEASURED` and the keys as a list ("key_list").
+    """
+    parts = [_columns_of(record) for record in log.removals]
+    table: dict[str, Any] = dict.fromkeys(("forward", "edit", "layer", "head", "row"))
+    for name, kind in KINDS.items():
+        numbers = [np.empty(0, kind), *(part[name] for part in parts)]
+        table[name] = np.concatenate(numbers, dtype=kind, casting="unsafe")
+    table["edit"] = [one.label for one in log.removals for _ in range(one["keys"].numel())]
+    # fixed positions share one tensor from step to step: its lists are made once
+    columns = {id(one.columns_BLHM): one.columns_BLHM for one in log.removals}
+    rows = {
+        which: [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]
+        for which, columns_BLHM in columns.items()
+    }
+    table["key_list"] = [keys for one in log.removals for keys in rows[id(one.columns_BLHM)]]
+    return table
+
+
+def _columns_of(record: RemovalRecord) -> dict[str, np.ndarray]:
+    row, layer, head = np.indices(record["keys"].shape).reshape(3, -1)
+    places = {
+        "forward": np.full(len(row), record.forward),
+        "layer": np.asarray(record.layer_numbers)[layer],
+        "head": np.asarray(record.heads)[head],
+        "row": row,
+    }
+    return places | {name: part.flatten().numpy() for name, part in record.numbers.items()}
 
 
 @interventions.register("clip_channel")

@@ -22,6 +22,7 @@ from sinklab.lab.scoring import (
     Writing,
     WritingRequest,
     encode,
+    removal_table,
     sample_seed,
     seeded,
     state_records,
@@ -305,7 +306,7 @@ def _contents(task: Task, sample: int, followed: Followed, meter: Meter) -> Cont
         clipped = [{"sample": sample, **record._asdict()} for record in state_records(log)]
         if clipped:
             found["clipped"] = clipped
-        removals = log.table(keys=True)
+        removals = removal_table(log)
         found["removals"] = {"sample": np.full(len(removals["forward"]), sample), **removals}
     generations = [_generation(task, sample, moments, 0, log)]
     selector = None
