@@ -36,6 +36,7 @@ from sinklab.core.instrument import Positions
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures.controls import Others, Sparing
+from sinklab.lab.scoring import removal_table
 
 PLUGIN = Path(__file__).parents[2] / "studies" / "what_sinks_do" / "plugin.py"
 TOLERANCE = 1e-6
@@ -256,7 +257,7 @@ def keys_of(log: Any) -> list[str]:
     """The keys that went at each evaluation: rows apart by a space, layers by a stroke, heads by a
     comma.
     """
-    table = log.table(keys=True)
+    table = removal_table(log)
     found: dict[int, dict[int, dict[int, list[str]]]] = {}
     places = zip(table["forward"], table["row"], table["layer"], table["key_list"], strict=True)
     for forward, row, layer, keys in places:

@@ -184,8 +184,11 @@ def dims(recording: Any, names: tuple[str, ...]) -> dict[str, Any]:
     for name in ("visible", "positions", "columns", "query_state", "key_state"):
         steps = getattr(recording, name)
         found[name] = [[list(one.shape), str(one.dtype), one.flatten()] for one in steps]
-    for name in ("layers", "layer_indices", "step_numbers", "forwards_per_step"):
+    for name in ("layers", "forwards_per_step"):
         found[name] = [*map(str, getattr(recording, name))]
+    # every layer is recorded, and the marks are the steps themselves
+    found["layer_indices"] = [*map(str, range(len(recording.layers)))]
+    found["step_numbers"] = [str(step.index) for step in recording.steps]
     found["head_indices"] = [*map(str, range(recording.received[0].shape[2]))]
     found["prefix"] = recording.prefix
     found["map"] = digits_of(recording.map(1, 1, 2))
