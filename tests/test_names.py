@@ -34,8 +34,6 @@ INSTEAD = {
 FIELD = re.compile("hidden_(?:states?|size|layers)")
 """The field's words for what is between layers."""
 ALLOWED = {
-    "Limits.at_most": "a setting's upper bound, beside at_least",
-    "Limits.free": "of a setting: it may differ in a continued run",
     "Dose.held": "a column of logs and run folders: attention that chosen keys held",
     "RemovalRecord.held_BLH": "the same",
     "held_BH": "the same, before it is logged",

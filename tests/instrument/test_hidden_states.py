@@ -3,7 +3,6 @@ of positions.
 """
 
 # B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
-import itertools
 from contextlib import ExitStack
 
 import numpy as np
@@ -13,9 +12,9 @@ from numpy.testing import assert_allclose
 from probed import canvas_of, decoded
 from torch.testing import assert_close
 
-from refusals import refused, refusing
+from refusals import refusing
 from sinklab.core.attention import is_observed
-from sinklab.core.instrument import intervene, position_states, trace
+from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast.arithmetic import bisected_median, partitioned_median
 from sinklab.lab.caching import DualCache
@@ -283,29 +282,6 @@ def test_wrong_channels_are_refused(fields, message):
     model = llama()
     with refusing(message), intervene(model, ClipChannel(**{"limit": 0.5, **fields})):
         model(torch.tensor([[4, 5, 6]]))
-
-
-@pytest.mark.parametrize("cache", [None, DualCache()])
-def test_keys_apart_by_the_state_of_their_position(cache):
-    model = tiny_model(2)
-    names = ("received", "value_norm", "key_norm")
-    canvas = canvas_of(model)
-    every = (*names, "row_entropy")
-    steps, recording, _ = decoded(model, canvas, cache=cache, statistics=every)
-    means = {name: recording.by_state(name) for name in names}
-    assert means["received"].shape == (6, 2, 3, 2, 4) and means["value_norm"].shape == (6, 2, 3, 2)
-    for nth, step in enumerate(steps):
-        states_BS = position_states(canvas, step.before_BS)
-        assert torch.equal(recording.key_state[nth][:, 2:], states_BS)
-        for (name, mean), row, state in itertools.product(means.items(), range(2), range(3)):
-            keys = 2 + (states_BS[row] == state).nonzero()[:, 0]
-            # of no key: NaN
-            expected = recording.values(name)[nth][row][..., keys].mean(-1)
-            assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
-    refused("row_entropy", recording.by_state, "row_entropy")
-    with trace(model) as recording:
-        model(canvas.ids_BS)
-    refused("canvas", recording.by_state, "value_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

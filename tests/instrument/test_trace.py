@@ -172,7 +172,7 @@ def test_wrong_use_is_refused_by_name():
         raise KeyError
     with trace(model, allow_empty=True) as recording:
         pass
-    assert recording.layers == [] and recording.step_numbers == []
+    assert recording.layers == recording.steps == []
     with trace(model) as recording:
         model(IDS)
         recording.mark()

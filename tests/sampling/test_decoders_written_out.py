@@ -20,7 +20,7 @@ from sinklab.lab.samplers import Timed
 
 LAB = pytest.mark.ring("lab")
 OF_LAB = [pytest.param(rule, marks=LAB) for rule in ("maskgit_plus", "topk_margin", "entropy")]
-RULES = ["low_confidence", *OF_LAB, "left_to_right"]
+RULES = ["low_confidence", *OF_LAB, pytest.param("left_to_right", marks=LAB)]
 
 
 def rows(seed, **settings):

@@ -2,7 +2,8 @@ import pytest
 import torch
 from toy_denoiser import ToyDenoiser, prompts, seeded, zeros
 
-from sinklab.core.subject import RandomOrder, denoise
+from sinklab.core.subject import denoise
+from sinklab.lab.samplers import RandomOrder
 
 
 def run(canvas, *, seed=None, **settings):

@@ -11,13 +11,17 @@ from sinklab.core.subject import (
     Candidates,
     Canvas,
     LowConfidence,
-    RandomOrder,
     TokenSampling,
     denoise,
 )
-from sinklab.lab.samplers import Origin
-
-LAB = pytest.mark.ring("lab")
+from sinklab.lab.samplers import (
+    Entropy,
+    MaskgitPlus,
+    Origin,
+    PositionalOrder,
+    RandomOrder,
+    TopkMargin,
+)
 
 
 def candidates(logits_MV, generator=None, mask_id=99, **sampling):
@@ -27,9 +31,7 @@ def candidates(logits_MV, generator=None, mask_id=99, **sampling):
     return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
-@LAB
 def test_confidence_is_taken_in_float32_or_better():
-    from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
 
     for rule in (LowConfidence(), MaskgitPlus(), TopkMargin(), Entropy()):
         assert rule(candidates(torch.randn(3, 5).bfloat16())).dtype == torch.float32
@@ -49,10 +51,7 @@ def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
     refused(r"defer_ids .*0 to 2, got \[3\]", LowConfidence(defer_ids=(3,)), candidates(logits_MV))
 
 
-@LAB
 def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
-    from sinklab.lab.samplers import Entropy, MaskgitPlus, TopkMargin
-
     """A drawn token of probability 0.1: its own confidence is low, margin and entropy are those of
     the rest.
     """
@@ -66,9 +65,7 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
     )
 
 
-@LAB
 def test_temperature_shapes_dreams_scores_and_not_lladas():
-    from sinklab.lab.samplers import MaskgitPlus
 
     logits_MV = torch.randn(6, 5, generator=seeded())
     hot = candidates(logits_MV, seeded(), temperature=2.0)
@@ -101,9 +98,7 @@ def test_a_rule_reads_the_text_around_the_masks():
     assert all(torch.equal(one.open_BS, canvas.open_BS) for one in seen)
 
 
-@LAB
 def test_positional_order_is_one_permutation_per_row_known_from_the_start():
-    from sinklab.lab.samplers import PositionalOrder
 
     canvas = Canvas.from_prompts([[1]] * 300, new_tokens=5, mask_id=MASK)
     steps, again = (

@@ -11,8 +11,7 @@ from sinklab.core.subject import (
     denoise,
     split_steps,
 )
-
-LAB = pytest.mark.ring("lab")
+from sinklab.lab.samplers import Entropy, EntropyBound, Threshold
 
 
 def test_every_row_has_its_own_counts():
@@ -58,9 +57,7 @@ def committed(logits_MV, **settings):
     )
 
 
-@LAB
 def test_a_confidence_that_is_just_the_threshold_is_enough():
-    from sinklab.lab.samplers import Threshold
 
     coins_MV = torch.zeros(4, 2)
     assert committed(coins_MV, schedule=Threshold(0.5)) == 4
@@ -69,9 +66,7 @@ def test_a_confidence_that_is_just_the_threshold_is_enough():
     assert committed(sure_MV, schedule=Threshold(1.0)) == 3
 
 
-@LAB
 def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
-    from sinklab.lab.samplers import Entropy, EntropyBound
 
     coins_MV = torch.zeros(5, 2)
     every_BS = torch.ones(1, 5).bool()
@@ -86,9 +81,7 @@ def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
         )
 
 
-@LAB
 def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
-    from sinklab.lab.samplers import EntropyBound
 
     sure, coin = [0.0, -torch.inf], [0.0, 0.0]
     for many in range(4):

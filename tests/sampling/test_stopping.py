@@ -24,7 +24,7 @@ LAB = pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "settings, blocks",
     [
-        ({"rule": "left_to_right"}, [(12, even(12))]),
+        pytest.param({"rule": "left_to_right"}, [(12, even(12))], marks=LAB),
         ({"block_length": 3}, [(3, even(3))] * 4),
         pytest.param({"schedule": "timed", "steps": 15}, [(12, timed(1e-3, 15))], marks=LAB),
         pytest.param(
@@ -47,6 +47,7 @@ def test_every_step_equals_the_loop_written_out(settings, blocks):
     assert saved > 0 or "steps" in settings
 
 
+@LAB
 def test_filled_and_committed_positions_are_told_apart():
     canvas, _, steps = both(4, [3, 11, 14], rule="left_to_right")
     masked_BS = canvas.open_BS

@@ -5,7 +5,23 @@ from torch.testing import assert_close
 from toy_denoiser import seeded
 
 from refusals import refused
-from sinklab.core.subject import Candidates, Canvas, TokenSampling, denoise, sample_tokens
+from sinklab.core.subject import Candidates, Canvas, TokenSampling, denoise
+
+
+def candidates(logits_MV, generator=None, **sampling):
+    """Of a vocabulary without a mask."""
+    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
+    sampling, mask_id = TokenSampling(**sampling), logits_MV.shape[1]
+    ids_BS = every_BS.long()
+    return Candidates(logits_MV, sampling, mask_id, every_BS, ids_BS, every_BS, generator)
+
+
+def sample_tokens(logits_MV, temperature=0.0, generator=None, **cuts):
+    return candidates(logits_MV, generator, temperature=temperature, **cuts).tokens_M
+
+
+def shaped_of(logits_MV, **sampling):
+    return candidates(logits_MV, **sampling).shaped_MV
 
 
 def test_the_sample_is_lladas_own_form_of_the_noise():
@@ -28,12 +44,6 @@ def test_temperature_zero_is_the_argmax_and_draws_nothing():
 def test_large_logits_do_not_overflow():
     logits_MV = torch.tensor([[3000.0, 2000.0], [2000.0, 3000.0]])
     assert sample_tokens(logits_MV, 1.0, seeded()).tolist() == [0, 1]
-
-
-def shaped_of(logits_MV, **sampling):
-    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    sampling = TokenSampling(**sampling)
-    return Candidates(logits_MV, sampling, 99, every_BS, every_BS.long(), every_BS).shaped_MV
 
 
 @pytest.mark.parametrize("top_p", [None, 0.2, 0.75])

@@ -23,6 +23,7 @@ from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over,
 from sinklab.lab.studies.benchmarks.answers import needs_own_batch, write_batch
 from sinklab.lab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.benchmarks.tables import from_row
 from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -156,9 +157,9 @@ def test_keys_that_no_rule_names_are_a_dose_of_zero():
     (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
     dose = Dose(answer["dose"])
     assert (dose.keys, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0
-    assert Dose.from_row(dose.row()).row() == pytest.approx(dose.row(), nan_ok=True)
+    assert from_row(dose.row()).row() == pytest.approx(dose.row(), nan_ok=True)
     assert (
-        str(Dose.from_row(dose.row()))
+        str(from_row(dose.row()))
         == str(dose)
         == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
     )

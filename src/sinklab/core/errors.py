@@ -3,9 +3,9 @@
 import dataclasses
 import difflib
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 
 def near(name: object, known: Iterable[object]) -> str:
@@ -38,26 +38,16 @@ def known_fields(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{what} has no field {name!r}; {hint}")
 
 
-class Limits(TypedDict, total=False):
-    """Limits of a field."""
+def limited(default: Any, **limits: Any) -> Any:
+    """A dataclass field with limits, of a tuple for every item.
 
-    at_least: float
-    above: float
-    at_most: float
-    below: float
-    one_of: Collection[object]
-    read: Callable[[str, Any], Any]
-    """Makes the value of (name, given), or raises."""
-    needed: bool
-    """An empty tuple or string is refused."""
-    free: bool
-    """May differ between a run and its continuation: it changes speed or place alone."""
-    remedy: str
-    """Advice for the error of a limit."""
-
-
-def limited(default: Any, **limits: Unpack[Limits]) -> Any:
-    """A dataclass field with limits, of a tuple for every item."""
+    Args:
+        default: of the field.
+        limits: any of `at_least`, `above`, `at_most`, `below` and `one_of`; `read`, a function that
+            makes the value of (name, given), or raises; `needed=True`, by which an empty tuple or
+            text is refused; `free=True`, for what may differ in a continued run, as it changes
+            speed or place alone; and `remedy`, advice for the error of a limit.
+    """
     return dataclasses.field(default=default, metadata=limits)
 
 

@@ -1,5 +1,5 @@
-"""Rules and schedules of published samplers: Dream's, Fast-dLLM's and the EB sampler, and an order
-of positions drawn beforehand.
+"""Rules and schedules of published samplers: LLaDA's, Dream's, Fast-dLLM's and the EB sampler, and
+an order of positions drawn beforehand.
 """
 
 # B batch rows, S canvas positions (of scores: in their descending order), M candidate positions in
@@ -18,11 +18,36 @@ from sinklab.core.subject.rules import (
     Candidates,
     ConfidenceRule,
     FunctionRule,
-    RandomOrder,
     UnmaskingRule,
 )
 from sinklab.core.subject.schedules import Schedule, Turn, split_steps
 from sinklab.core.subject.tokens import required
+
+
+@unmasking_rules.register("random")
+@dataclass(frozen=True)
+class RandomOrder(UnmaskingRule):
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking)."""
+
+    measure = "order"
+    needs_generator = True
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        source = required(candidates.generator, f"the rule {self}")
+        tokens_M = candidates.tokens_M
+        draws_M = torch.rand(tokens_M.shape, generator=source, device=source.device)
+        return draws_M.to(tokens_M.device)
+
+
+@unmasking_rules.register("left_to_right")
+@dataclass(frozen=True)
+class LeftToRight(UnmaskingRule):
+    """Commit strictly from left to right; the score is minus the canvas column."""
+
+    measure = "order"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return -candidates.columns_M.float()
 
 
 @unmasking_rules.register("maskgit_plus")

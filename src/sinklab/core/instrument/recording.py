@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from sinklab.core import registry
 from sinklab.core.instrument.scope import MapKey
-from sinklab.core.sinks import STATES
 
 if TYPE_CHECKING:
     import numpy
@@ -133,11 +132,6 @@ class Recording:
         """Module paths of attention to another sequence, which is neither recorded nor edited."""
         return self._recorder.left_alone
 
-    @property
-    def layer_indices(self) -> list[int]:
-        """Numbers of the recorded layers among all attention layers."""
-        return list(self._recorder.scope.chosen_layers().values())
-
     def mark(self, step: object = None) -> None:
         """End a step, of which the first forward is kept. Raises ValueError without a forward."""
         self._recorder.mark(step)
@@ -146,11 +140,6 @@ class Recording:
     def steps(self) -> list[object]:
         """Per recorded step the argument of `mark`, or its number without marks."""
         return [frame.step for frame in self._kept()]
-
-    @property
-    def step_numbers(self) -> list[int]:
-        """Numbers of the recorded steps, from 0."""
-        return [frame.number for frame in self._kept()]
 
     @property
     def forwards_per_step(self) -> list[int]:
@@ -220,24 +209,6 @@ class Recording:
         """Per step (B, key), int8: state of each key's position; −1 for sink columns too."""
         self._check_states()
         return [pad(frame.values["state"], (frame.prefix, 0), value=-1) for frame in self._kept()]
-
-    def by_state(self, name: str) -> numpy.ndarray:
-        """The mean of a statistic over the keys in each state: an axis "state" after "batch" in
-        place of "key"; NaN for a state without a position.
-
-        Raises ValueError without a canvas, and for a statistic without an axis "key".
-        """
-        if self.dims(name)[-1] != "key":
-            raise ValueError(
-                f"{name} is not counted by key (its axes are {self.dims(name)}): read "
-                f"array({name!r})"
-            )
-        steps = []
-        for value, state_BK in zip(self.values(name), self.key_state, strict=True):
-            here_SBK = torch.stack([state_BK == state for state in range(len(STATES))])
-            here = here_SBK.view(*here_SBK.shape[:2], *(1 for _ in value.shape[1:-1]), -1)
-            steps.append(value.where(here, torch.nan).nanmean(-1).transpose(0, 1))
-        return padded_stack(steps, 0).numpy()
 
     def _check_states(self) -> None:
         if self._recorder.canvas is None:

@@ -14,9 +14,7 @@ from .loop import denoise as denoise
 from .prefix import SinkPrefix as SinkPrefix
 from .rules import Candidates as Candidates
 from .rules import ConfidenceRule as ConfidenceRule
-from .rules import LeftToRight as LeftToRight
 from .rules import LowConfidence as LowConfidence
-from .rules import RandomOrder as RandomOrder
 from .rules import UnmaskingRule as UnmaskingRule
 from .schedules import EvenQuota as EvenQuota
 from .schedules import Schedule as Schedule
@@ -26,4 +24,3 @@ from .schedules import split_steps as split_steps
 from .settings import DecodingSettings as DecodingSettings
 from .sinks import Sink as Sink
 from .tokens import TokenSampling as TokenSampling
-from .tokens import sample_tokens as sample_tokens

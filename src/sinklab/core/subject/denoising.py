@@ -37,45 +37,14 @@ class ModelDenoiser(Denoiser):
         with torch.inference_mode():
             return self.full_pass(ids_BS, at)
 
-    def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
-        """Logits (M, V) for a score: blocks see clean ones before them."""
-        if self.model.config.block_length is None:
-            return self(ids_BS, wanted_BS)
-        self.geometry(ids_BS, wanted_BS)
-        with torch.inference_mode(), running(torch.cat([ids_BS, clean_BS], dim=1)):
-            return self.model(
-                ids_BS, self.attention_BS, logits_to_keep=wanted_BS, clean=clean_BS
-            ).logits
-
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas, decoded in blocks of attention if there are any, or in parts of them.
-
-        Raises:
-            ValueError: for padding that this denoiser was not made with, or a ``block_length`` that
-                does not divide a block of attention.
-        """
+        """The canvas itself. Raises ValueError for padding that this denoiser was not made with."""
         if self.attention_BS is None and not canvas.attention_BS.all():
             raise ValueError(
                 "padding is text to a denoiser that was made without it, and this canvas has some; "
                 "use model.denoiser(canvas.attention_BS), or denoise(model, canvas), which does"
             )
-        size = self.model.config.block_length
-        if size is None or canvas.block_BS is not None:
-            return canvas
-        block_length = min(block_length or size, size)
-        if size % block_length:
-            raise ValueError(
-                "a block of attention is decoded as a whole or in equal parts, but block_length is "
-                f"{block_length} and the model attends in blocks of {size}; leave block_length "
-                f"out, or give a divisor of {size}"
-            )
-        ids_BS = canvas.ids_BS
-        real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
-        place_BS = masks.blocks(self.model.config, real_BS, ids_BS.shape[1], ids_BS.device, 1)
-        part_BS = place_BS // block_length
-        if self.model.config.first_alone:
-            part_BS = 2 * part_BS + (place_BS % size != 0)
-        return canvas.counted(part_BS.expand_as(ids_BS))
+        return canvas
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
         """The geometry of this shape. Raises ValueError if it does not fit."""
@@ -102,17 +71,9 @@ class ModelDenoiser(Denoiser):
                 self.attention_BS,
                 logits_to_keep=at.flat_M,
                 sink_prefix=store or geometry.sinks,
-                visible=self.seen_by_finished(at.wanted_BS),
+                visible=self.visible(at.wanted_BS),
             ).logits
 
-    def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
-        """Visibility, bool (B, query, key), if finished blocks attend causally; else None."""
-        config = self.model.config
-        length = wanted_BS.shape[1]
-        size = config.block_length
-        if size is None or length <= size or config.clean_attention == "block":
-            return None
-        real_BS = masks.real_positions(wanted_BS, self.attention_BS)
-        block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
-        first_B1 = wanted_BS.long().argmax(1, keepdim=True)
-        return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
+    def visible(self, wanted_BS: Tensor) -> Tensor | None:
+        """Visibility of this evaluation, bool (B, query, key); None: that of the model alone."""
+        return None

@@ -148,16 +148,9 @@ def blocks(
     return position_ids(real_BS, length, start=0, device=device) // (size or config.block_length)
 
 
-def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
-    """Block-causal visibility, bool (B, query, key): the own block and those before it. Blocks
-    before ``current_B``, the one being written, attend causally.
-    """
-    seen_BQJ = block_BS[:, None] <= block_BS[:, :, None]
-    if current_B is None:
-        return seen_BQJ
-    return seen_BQJ & (
-        (block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQJ).tril()
-    )
+def block_causal(block_BS: Tensor) -> Tensor:
+    """Block-causal visibility, bool (B, query, key): the own block and those before it."""
+    return block_BS[:, None] <= block_BS[:, :, None]
 
 
 def whole_text(

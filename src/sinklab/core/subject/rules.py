@@ -18,7 +18,7 @@ from torch import Tensor
 from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 from sinklab.core.registry import unmasking_rules
 from sinklab.core.subject.canvas import true_indices
-from sinklab.core.subject.tokens import TokenSampling, proposals, required, shaped
+from sinklab.core.subject.tokens import TokenSampling, proposals, shaped
 
 # B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 
@@ -188,32 +188,6 @@ class LowConfidence(ConfidenceRule):
             rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
             probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
         return candidates.at_proposals(probability_MV)
-
-
-@unmasking_rules.register("random")
-@dataclass(frozen=True)
-class RandomOrder(UnmaskingRule):
-    """Commit in an order drawn anew at every step (LLaDA's `random` remasking)."""
-
-    measure = "order"
-    needs_generator = True
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        source = required(candidates.generator, f"the rule {self}")
-        tokens_M = candidates.tokens_M
-        draws_M = torch.rand(tokens_M.shape, generator=source, device=source.device)
-        return draws_M.to(tokens_M.device)
-
-
-@unmasking_rules.register("left_to_right")
-@dataclass(frozen=True)
-class LeftToRight(UnmaskingRule):
-    """Commit strictly from left to right; the score is minus the canvas column."""
-
-    measure = "order"
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        return -candidates.columns_M.float()
 
 
 def check_numbers(best_M: Tensor, score_M: Tensor, rule: UnmaskingRule, step: str) -> None:

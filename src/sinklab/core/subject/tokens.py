@@ -83,31 +83,6 @@ def shaped(logits_MV: Tensor, sampling: TokenSampling) -> Tensor:
     return logits_MV
 
 
-def sample_tokens(
-    logits_MV: Tensor,
-    temperature: float = 0.0,
-    generator: torch.Generator | None = None,
-    *,
-    top_p: float | None = None,
-    top_k: int | None = None,
-) -> Tensor:
-    """Draw one token per row from softmax(logits / temperature) after top-p and top-k, int64 (M,);
-    temperature 0 takes the argmax.
-
-    Uses the Gumbel-max trick as argmax(logits - T log E) with E exponential of rate 1, drawn in
-    float64: coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's
-    exp(logits) / (-log U)^T is the same distribution, but overflows. A CPU generator gives the same
-    draw whatever the model runs on.
-
-    Raises ValueError for numbers out of range, and for T > 0 without a generator.
-    """
-    sampling = TokenSampling(temperature, top_p, top_k)
-    cut_MV = None
-    if temperature > 0 and sampling.cuts:
-        cut_MV = shaped(logits_MV, sampling)
-    return proposals(logits_MV, cut_MV, sampling, None, generator)[1]
-
-
 def proposals(
     logits_MV: Tensor,
     cut_MV: Tensor | None,
@@ -116,6 +91,11 @@ def proposals(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """The best value and the token proposed in every row, never `mask_id`; NaN for NaN logits.
+
+    Uses the Gumbel-max trick as argmax(logits - T log E) with E exponential of rate 1, drawn in
+    float64: coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's
+    exp(logits) / (-log U)^T is the same distribution, but overflows. A CPU generator gives the same
+    draw whatever the model runs on.
 
     `cut_MV` are the `shaped` logits if top-p or top-k cut some; a row in which they leave nothing
     but [MASK] gets the most probable other token.

@@ -516,7 +516,7 @@ class FastDenoiser(ColumnDenoiser):
             return super().full_pass(ids_BS, at, store)
         every = slice(0, ids_BS.shape[1])
         mask: Tensor | EllipsisType | None = ...
-        seen = self.seen_by_finished(wanted_BS)
+        seen = self.visible(wanted_BS)
         if seen is not None:
             mask = narrowed(geometry, seen).mask
         outputs = self.outputs(at)

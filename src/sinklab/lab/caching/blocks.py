@@ -169,7 +169,7 @@ class CommittedSession(ModelSession):
         )
         assert isinstance(columns, slice), "of a slice the columns to run are one"
         self.last, self.store.columns = start, columns
-        mask = narrowed(geometry, denoiser.seen_by_finished(wanted_BS)).rows(columns)
+        mask = narrowed(geometry, denoiser.visible(wanted_BS)).rows(columns)
         if denoiser.is_fast:
             self.store.seen = stop
             sees_all = columns.start == start and not self.has_padding

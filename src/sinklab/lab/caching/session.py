@@ -17,7 +17,7 @@ from torch import Tensor
 from sinklab.core.attention.context import is_watched, running
 from sinklab.core.registry import caches, denoisers
 from sinklab.core.subject import masks
-from sinklab.core.subject.canvas import Places
+from sinklab.core.subject.canvas import Canvas, Places
 from sinklab.core.subject.denoisers import Cache, Session
 from sinklab.core.subject.denoising import ModelDenoiser
 from sinklab.core.subject.masks import take
@@ -142,6 +142,54 @@ class ColumnDenoiser(ModelDenoiser):
         if self.plain or is_watched(self.model) or self.model.config.block_length is None:
             return None
         return next((kind() for kind in caches.values() if kind.is_exact), None)
+
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas, decoded in blocks of attention if there are any, or in parts of them. Raises
+        ValueError for a `block_length` that does not divide a block of attention.
+        """
+        canvas = super().in_blocks(canvas)
+        config = self.model.config
+        size = config.block_length
+        if size is None or canvas.block_BS is not None:
+            return canvas
+        block_length = min(block_length or size, size)
+        if size % block_length:
+            raise ValueError(
+                "a block of attention is decoded as a whole or in equal parts, but block_length is "
+                f"{block_length} and the model attends in blocks of {size}; leave block_length "
+                f"out, or give a divisor of {size}"
+            )
+        ids_BS = canvas.ids_BS
+        real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
+        place_BS = masks.blocks(config, real_BS, ids_BS.shape[1], ids_BS.device, 1)
+        part_BS = place_BS // block_length
+        if config.first_alone:
+            part_BS = 2 * part_BS + (place_BS % size != 0)
+        return canvas.counted(part_BS.expand_as(ids_BS))
+
+    def scored(self, ids_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
+        """Logits (M, V) for a score: blocks see clean ones before them."""
+        if self.model.config.block_length is None:
+            return self(ids_BS, wanted_BS)
+        self.geometry(ids_BS, wanted_BS)
+        with torch.inference_mode(), running(torch.cat([ids_BS, clean_BS], dim=1)):
+            return self.model(
+                ids_BS, self.attention_BS, logits_to_keep=wanted_BS, clean=clean_BS
+            ).logits
+
+    def visible(self, wanted_BS: Tensor) -> Tensor | None:
+        """Visibility if finished blocks attend causally."""
+        config = self.model.config
+        length = wanted_BS.shape[1]
+        size = config.block_length
+        if size is None or length <= size or config.clean_attention == "block":
+            return None
+        real_BS = masks.real_positions(wanted_BS, self.attention_BS)
+        block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
+        first_B1 = wanted_BS.long().argmax(1, keepdim=True)
+        is_open_BS = block_BS >= block_BS.gather(1, first_B1)
+        seen_BQJ = masks.block_causal(block_BS)
+        return seen_BQJ & (is_open_BS[..., None] | torch.ones_like(seen_BQJ).tril())
 
     def outputs(self, at: Places) -> Outputs:
         """The states that these positions need."""

@@ -27,9 +27,10 @@ from torch.nn.functional import pad
 from sinklab.core.compat import stated
 from sinklab.core.instrument import BlockKeys, InterventionLog, intervene, position_states
 from sinklab.core.instrument.edits.dose import MEASURED, by_row
-from sinklab.core.subject import Canvas, DecodingSettings, sample_tokens
+from sinklab.core.subject import Canvas, DecodingSettings, TokenSampling
 from sinklab.core.subject.canvas import pad_left
 from sinklab.core.subject.denoisers import FunctionDenoiser
+from sinklab.core.subject.tokens import proposals, shaped
 from sinklab.lab.checkpoints import Loaded
 
 
@@ -442,13 +443,11 @@ class ContinuingWriter(Writer):
             raise ValueError(
                 f"{self.loaded.name} gave NaN logits at step {index}; try another dtype"
             )
-        return sample_tokens(
-            logits_BV,
-            settings.temperature,
-            self._generator,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-        )
+        sampling = TokenSampling(settings.temperature, settings.top_p, settings.top_k)
+        cut_BV = None
+        if sampling.temperature > 0 and sampling.cuts:
+            cut_BV = shaped(logits_BV, sampling)
+        return proposals(logits_BV, cut_BV, sampling, None, self._generator)[1]
 
     def _logits(self) -> Tensor:
         if self._clean is not None:

@@ -92,14 +92,6 @@ class Dose:
                 totals[name] = (before + total, known + entries)
         return cls(totals)
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Dose:
-        """A dose from the means in a table (`row`), as one entry, for display. Missing columns are
-        unknown.
-        """
-        known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
-        return cls({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
-
     def mean(self, measure: str) -> float:
         """The mean of one of `MEASURED`; NaN if it was not taken."""
         total, entries = self.totals.get(measure, (0.0, 0.0))

@@ -9,14 +9,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.instrument.backends import no_call_message
-from sinklab.core.instrument.edits.dose import MEASURED, Dose
+from sinklab.core.instrument.edits.dose import Dose
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.instrument.tap import Listener
 from sinklab.core.registry import interventions
@@ -48,19 +47,6 @@ class RemovalRecord:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.numbers[name]
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The record's numbers as columns of `InterventionLog.table`, one row per batch row, layer
-        and head.
-        """
-        row, layer, head = np.indices(self["keys"].shape).reshape(3, -1)
-        table = {
-            "forward": np.full(len(row), self.forward),
-            "layer": np.asarray(self.layer_numbers)[layer],
-            "head": np.asarray(self.heads)[head],
-            "row": row,
-        }
-        return table | {name: part.flatten().numpy() for name, part in self.numbers.items()}
 
 
 @dataclass(eq=False, repr=False)
@@ -100,11 +86,6 @@ class InterventionLog(Listener):
         for handler in self.handlers:
             handler.scope.check_layers(list(self.tap.layers))
 
-    @property
-    def cross_attention(self) -> list[str]:
-        """Paths of the modules that attended to another sequence: edits leave their calls alone."""
-        return list(self.tap.left_alone)
-
     def reset(self, *, run_begins: bool = False) -> None:
         """Begin a new sequence or batch: forget every choice of keys. The log stays.
 
@@ -142,39 +123,6 @@ class InterventionLog(Listener):
     def dose(self, label: str | None = None) -> Dose:
         """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""
         return Dose.of(record for record in self.removals if label in (None, record.label))
-
-    def table(self, *, keys: bool = False) -> dict[str, Any]:
-        """Everything that was removed as columns of a table (`TABLE_COLUMNS`), a row per forward,
-        edit, row of the batch, layer and head. `keys` adds lists of the keys, "key_list".
-        """
-        parts = [removal.columns() for removal in self.removals]
-        table: dict[str, Any] = dict.fromkeys(TABLE_COLUMNS)
-        for name, kind in _NUMBERS.items():
-            numbers = [np.empty(0, kind), *(part[name] for part in parts)]
-            table[name] = np.concatenate(numbers, dtype=kind, casting="unsafe")
-        table["edit"] = [
-            removal.label for removal in self.removals for _ in range(removal["keys"].numel())
-        ]
-        if keys:
-            # Fixed positions share one tensor from step to step: its lists are made once.
-            columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
-            rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
-            table["key_list"] = [
-                keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]
-            ]
-        return table
-
-
-TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
-"""Columns of `InterventionLog.table`, in order."""
-
-_NUMBERS: dict[str, Any] = dict.fromkeys(("forward", "layer", "head", "row"), np.dtype("int32"))
-_NUMBERS |= dict.fromkeys(MEASURED, np.dtype("float32"))
-
-
-def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
-    """The keys of every batch row, layer and head, without the filling."""
-    return [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]
 
 
 @runtime_checkable

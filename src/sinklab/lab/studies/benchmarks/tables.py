@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.core.instrument import Dose
+from sinklab.core.instrument import DOSE_COLUMNS, Dose
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
@@ -173,7 +173,7 @@ def score_sentences(run: Run) -> list[str]:
             how = f"protocol {row['protocol']} ({words})"
         if row["is_likelihood"]:
             how += ", with the keys chosen in a clean pass"
-        line = f"{row['task']}: blocked by {how}: {Dose.from_row(row)}, on {row['documents']}"
+        line = f"{row['task']}: blocked by {how}: {from_row(row)}, on {row['documents']}"
         line += " documents"
         if row["measured"] < row["documents"]:
             line += f" (what was removed: on {row['measured']})"
@@ -197,6 +197,14 @@ def key_words(control: str, protocol: str) -> str:
         protocol, "most attended keys"
     )
     return CONTROLS.get(control, f"{control} keys").format(keys=keys)
+
+
+def from_row(row: Mapping[str, Any]) -> Dose:
+    """A dose from the means in a table (`Dose.row`), as one entry, for display. Missing columns are
+    unknown.
+    """
+    known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
+    return Dose({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
 
 CONTROLS = {
