@@ -528,7 +528,6 @@ def test_a_terminal_gets_no_control_characters(monkeypatch, capsys):
 
 PIPES = {
     "settings.toml": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
-    "run.json": ["trace", "a", "--config", "{pipe}", "--out", "{work}/out"],
     "reference/expected.safetensors": ["validate", "{work}/reference"],
     "reference/cases.json": ["validate", "{work}/reference"],
     "model/tokenizer_config.json": ["generate", "a", "--model", "{work}/model"],

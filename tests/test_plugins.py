@@ -163,7 +163,7 @@ def test_a_plugin_is_named_on_the_command_line_alone(here, capsys):
         file.write_text(json.dumps(record | {"settings": before | changes}), "utf-8")
         assert open_run("run").info.settings == before | changes
         capsys.readouterr()
-        assert main(["trace", "--reproduce", "run", "--model", "plain", "--out", "again"]) == 2
+        assert main(["trace", "--config", "run", "--model", "plain", "--out", "again"]) == 2
         assert re.search(message, capsys.readouterr().err)
         assert not Path("again").exists()
 

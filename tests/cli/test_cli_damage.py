@@ -129,13 +129,11 @@ OVER = {
     "info": ["info", "{run}"],
     "validate": ["validate", "{run}"],
     "generate": ["generate", "a", "--model", "{run}"],
-    "config": ["generate", "a", "--config", "{run}/run.json", "--new-tokens", "1"],
-    "reproduce": ["trace", "--reproduce", "{run}", "--out", "again"],
-    "defaults": ["trace", "--reproduce", "{run}", "--help-all"],
+    "config": ["generate", "a", "--config", "{run}", "--new-tokens", "1", "--model", "tiny"],
+    "defaults": ["trace", "--config", "{run}", "--help-all"],
     "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
-    "train": ["train", "--reproduce", "{run}", "--out", "again"],
-    "curve": ["curve", "--reproduce", "{run}", "--out", "again"],
-    "eval": ["eval", "--config", "{run}/run.json", "--out", "again"],
+    "train": ["train", "--config", "{run}", "--out", "again"],
+    "curve": ["curve", "--config", "{run}", "--out", "again"],
     "serve": ["serve", "--model", "{run}"],
 }
 
@@ -150,8 +148,8 @@ def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeyp
         try:
             main([word.format(run=given) for word in words])
         except SystemExit:
-            # the model of a run that is reproduced is not taken from it
-            assert {"--help-all", "--reproduce"}.intersection(words)
+            # the model of a run is not taken from it
+            assert {"--help-all", "--config"}.intersection(words)
         printed = "".join(capsys.readouterr())
         assert printed and "\x1b" not in printed and "\x07" not in printed, (name, printed)
         told += "\\x1b]0;pwn\\x07" in printed

@@ -1,6 +1,5 @@
 """What all commands share: settings from files and what no file gives, help, errors in flags."""
 
-import json
 import re
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, all_commands
-from sinklab.lab.cli.options import PERMISSIONS, RARE, Given, names_of, parsed, settings_in
+from sinklab.lab.cli.options import PERMISSIONS, RARE, REQUIRED, names_of, parsed, settings_in
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import commands as own_commands
@@ -107,7 +106,7 @@ def test_the_help_explains_every_option_and_has_at_most_thirty(command, capsys):
     short, whole = (shown(f"{command} {flag}", capsys) for flag in ("-h", "--help-all"))
     flags = [{*re.findall(r"^│ *(--[\w-]+)", text, re.M)} for text in (short, whole)]
     assert flags[0] <= flags[1] and len(flags[0]) <= 30
-    assert "--config FILE or --reproduce RUN" in " ".join(short.split())
+    assert "--config FILE (or a run folder)" in " ".join(short.split())
     options = re.split(r"\n +(?=--\w)", re.sub(r"[│╭╰─╮╯]", "", whole))[1:]
     unexplained = [one for one in options if len(one.partition("(default:")[0].split()) < 4]
     assert (options or command == "list") and unexplained == []
@@ -128,11 +127,8 @@ def test_a_reader_that_has_gone_is_no_error():
         assert (told.stderr.read(), told.wait()) == ("", 141)
 
 
-def test_closed_sets_stand_in_the_help_and_in_the_completion(capsys):
+def test_closed_sets_stand_in_the_help(capsys):
     assert "--by {model,layer,head}" in shown("curve --help", capsys)
-    script = shown("--tyro-print-completion bash", capsys)
-    for word in ("--new-tokens", "--monitor-every", "zero_value", "block-length"):
-        assert word in script, word
 
 
 def test_a_duration_has_no_exponent():
@@ -155,14 +151,12 @@ def test_a_file_gives_defaults_that_options_override(model, capsys):
         4,
         ["block_keys:keys=top:k=1"],
     )
-    assert cli(f"trace --config one/run.json --model {model} --out two") == 0
-    assert cli(f"trace --reproduce one --model {model} --out three The") == 0
-    assert open_run("two").info.settings == settings
-    assert open_run("three").info.settings == settings | {"prompts": ["The"]}
+    assert cli(f"trace --config one --model {model} --out two The") == 0
+    assert open_run("two").info.settings == settings | {"prompts": ["The"]}
     capsys.readouterr()
     # of another command's run, what this one has options for
-    assert cli(f"generate The --config one/run.json --model {model}") == 0
-    assert "not taken from one/run.json: statistics," in capsys.readouterr().err
+    assert cli(f"generate The --config one --model {model}") == 0
+    assert "not taken from one: statistics," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -171,8 +165,8 @@ def test_a_file_gives_defaults_that_options_override(model, capsys):
         ("new_tokns = 4", "mine.toml has no field 'new_tokns'; did you mean 'new_tokens'"),
         ('new_tokens = "4"', "says new_tokens='4', which cannot be: .* not an instance of int"),
         ("layers = 4", "layers=4, which cannot be"),
-        ("[settings]\nedits = [3]", r"edits=\(3,\), which cannot be"),
-        ("new_tokens", "mine.toml cannot be read as settings, a TOML file or a run.json"),
+        ("edits = [3]", r"edits=\(3,\), which cannot be"),
+        ("new_tokens", "mine.toml cannot be read as settings, a TOML file or a run folder"),
         ("rule = 'rondom'", "did you mean 'random'"),
     ],
 )
@@ -180,7 +174,6 @@ def test_a_file_that_makes_no_sense_is_refused(text, message, capsys):
     Path("mine.toml").write_text(text)
     assert re.search(message, error_of("trace --config mine.toml --out one", capsys))
     assert not Path("one").exists()
-    assert "give one of them" in error_of("trace --config mine.toml --reproduce one", capsys)
 
 
 HOSTILE = {
@@ -198,36 +191,24 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("command", ["trace", "eval", "train", "table1", "generate", "serve"])
-def test_no_permission_folder_or_plugin_comes_from_a_file(command):
-    Path("run.json").write_text(json.dumps({"kind": "study", "settings": {**HOSTILE, "seed": 3}}))
+def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch):
     told, usual = [], all_commands()[command]
-    defaults = settings_in(Given(config=Path("run.json")), usual, told.append)
-    assert told == [f"sinklab: not taken from run.json: {', '.join(HOSTILE)}"]
-    assert defaults == {"seed": 3}
-    filled = parsed(usual, [], "sinklab", defaults, is_short=False)
+    hostile = {**HOSTILE, "seed": 3}
+    monkeypatch.setattr(type(usual), "settings_of", lambda command, run: hostile)
+    defaults = settings_in(Path("."), usual, told.append)
+    assert told == [f"sinklab: not taken from .: {', '.join(HOSTILE)}"]
+    assert defaults.pop("model", REQUIRED) is REQUIRED and defaults == {"seed": 3}
+    filled = parsed(usual, [], "sinklab", {"seed": 3}, is_short=False)
     (settings,) = (
         one for one in vars(filled).values() if "seed" in getattr(one, "__dataclass_fields__", ())
     )
     assert settings.seed == 3
 
 
-def test_a_run_folder_from_elsewhere_is_read_as_data(model, capsys, monkeypatch):
-    monkeypatch.setattr("sinklab.lab.cli.command.conduct", lambda *_, **__: [])
-    for name, text, message in (
-        ("deep", '{"settings": ' + '{"a":' * 200 + "1" + "}" * 201, "nested"),
-        ("list", '{"settings": [1, 2]}', "cannot be read as settings"),
-        ("flags", '{"settings": {"rule": "entropy", "prompts": ["--run-code"]}}', None),
-    ):
-        Path(f"{name}.json").write_text(text)
-        status = cli(f"trace --model {model} --config {name}.json")
-        told = capsys.readouterr()
-        assert (status, message is None or message in told.err) == (2 if message else 0, True), told
-
-
 def test_what_a_command_leaves_of_a_file():
     Path("mine.toml").write_text("sed = 1")
-    given = Given(config=Path("mine.toml"))
-    refused("'sed'; did you mean 'seed'", settings_in, given, all_commands()["trace"], print)
+    given = Path("mine.toml"), all_commands()["trace"], print
+    refused("'sed'; did you mean 'seed'", settings_in, *given)
 
 
 def test_handlers_are_put_back(capsys):

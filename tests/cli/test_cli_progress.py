@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.lab.cli.progress import Shown, pace, waiting, working
+from sinklab.lab.cli.progress import Shown, pace, working
 from sinklab.lab.files import COUNT, counted
 
 
@@ -97,9 +97,3 @@ def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(
     with working():
         assert COUNT.get() is not None
     assert COUNT.get() is None
-
-
-def test_what_is_quick_is_not_announced(capsys):
-    with waiting("reading a config"):
-        pass
-    assert capsys.readouterr().err == ""

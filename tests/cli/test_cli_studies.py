@@ -21,7 +21,7 @@ QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 def test_a_run_is_not_reproduced_with_the_model_that_is_the_default(model, capsys):
     assert cli(f"trace The --model {model} --out out {QUICK}") == 0
     capsys.readouterr()
-    for command in ("trace --reproduce out --out again", "trace --reproduce=out"):
+    for command in ("trace --config out --out again", "trace --config=out"):
         with pytest.raises(SystemExit) as end:
             cli(command)
         printed = capsys.readouterr()
@@ -36,7 +36,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     command = f"trace --prompts q.jsonl --samples 2 --model {model} --out out {QUICK}"
     assert cli(f"{command} --layers -1 --maps 1:0:2 --every 2") == 0
     printed = capsys.readouterr()
-    again = f"sinklab trace --model {model} --reproduce out --out"
+    again = f"sinklab trace --model {model} --config out --out"
     assert printed.out.splitlines() == [
         "run folder: out",
         "next: sinklab report out",
@@ -71,14 +71,14 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
     for flags, expected in (
         ("--no-twin", ()),
         ("--twin", twins),
-        ("--reproduce twin", twins),
-        ("--reproduce twin --no-twin", ()),
+        ("--config twin", twins),
+        ("--config twin --no-twin", ()),
     ):
         folder = flags.strip("-").replace(" ", "-")
         assert (
             cli(
                 f"trace The --model {model} --out {folder} "
-                f"{'' if 'reproduce' in flags else QUICK} {flags}"
+                f"{'' if 'config' in flags else QUICK} {flags}"
             )
             == 0
         )

@@ -1,14 +1,12 @@
-"""`sinklab train`: recipes, variants, and a run that is reproduced from its folder."""
+"""`sinklab train`: recipes, variants, and a run with the settings of another."""
 
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from commands import cli, error_of, out_of
-from sinklab.lab.records import open_run
+from commands import cli, error_of
 from sinklab.lab.training.settings import RECIPES, VARIANTS, recipe
 from tiny_diffusion import TEXT
 
@@ -79,10 +77,10 @@ def test_flags_override_the_recipe_and_nothing_else(settings):
         ("train --variant snk", "variant must be one of .*, but is 'snk'; did you mean 'sink'"),
         ("train --steps 3 laptop-causal", "the recipe comes first: sinklab train laptop-causal"),
         (
-            "train laptop-sft --reproduce runs/x",
-            "takes every setting from the run folder; leave out the recipe",
+            "train laptop-sft --config .",
+            "every setting is taken from the run folder .; leave out the recipe",
         ),
-        ("train --reproduce nowhere --out there", "nowhere is not a run folder: no such folder"),
+        ("train --config nowhere --out there", "nowhere cannot be read as settings"),
     ],
 )
 def test_a_mistake_names_the_remedy(command, message, settings, capsys):
@@ -91,24 +89,11 @@ def test_a_mistake_names_the_remedy(command, message, settings, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_reproduces_from_its_folder_alone(capsys):
+def test_a_run_reproduces_from_its_folder_alone():
     Path("text.txt").write_text(TEXT * 60)
     assert cli(f"train --variant sink --corpus text.txt --out first {SIZES}") == 0
-    capsys.readouterr()
-    assert "the weights equal those of first, compared bit for bit" in out_of(
-        "train --reproduce first --out second", capsys
-    )
+    assert cli("train --config first --out second") == 0
     first, second = (
-        open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second")
+        Path(name, "model", "weights.sha256").read_text() for name in ("first", "second")
     )
     assert first == second
-    assert "the weights differ from those of first, compared bit for bit" in out_of(
-        "train --reproduce first --out other --seed 1", capsys
-    )
-    assert "is reproduced in a folder of its own" in error_of(
-        "train --reproduce first --out first", capsys
-    )
-    shutil.rmtree("first/model")
-    assert "first was not finished, so there are no weights to compare with" in out_of(
-        "train --reproduce first --out third", capsys
-    )

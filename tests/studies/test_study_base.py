@@ -106,7 +106,7 @@ def test_a_plugin_is_a_command(lengths, capsys):
     assert printed[0].startswith("out: ")
     assert printed[1] == "run folder: out"
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
-    assert cli(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again") == 0
+    assert cli(f"lengths --model {model} --plugin={EXAMPLE} --config out --out again") == 0
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))
     assert "texts must not be empty" in error_of(
         f"lengths --plugin {EXAMPLE} --texts --out third", capsys

@@ -129,7 +129,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
     assert Trace().settings_of(path).twin is None
     (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]
-    assert line.endswith(f"--reproduce {path} --out {path} --resume --twin")
+    assert line.endswith(f"--config {path} --out {path} --resume --twin")
     # the finished run gets them
     wanted = replace(Trace().settings_of(path), twin=True)
     study(tiny_loaded(), path, wanted, resume=True)

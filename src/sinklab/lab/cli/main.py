@@ -28,7 +28,6 @@ from sinklab.lab.cli.options import (
     REQUIRED,
     Command,
     Given,
-    complete,
     parsed,
     settings_in,
 )
@@ -40,7 +39,7 @@ from sinklab.lab.registry import studies
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no "
     "download needed. With any command, --plugin FILE.py loads rules, interventions, … of your "
-    "own, --config FILE or --reproduce RUN sets defaults, and --debug traces an error."
+    "own, --config FILE (or a run folder) sets defaults, and --debug traces an error."
 )
 GROUPS = ("watch", "intervene", "train", "evaluate", "check", "more")
 KINDS = (
@@ -164,8 +163,6 @@ def _list() -> None:
 
 def _run(arguments: Sequence[str]) -> None:
     """Parse and do it; exits after help."""
-    if "".join(arguments[:1]).startswith("--tyro"):
-        complete(all_commands(), arguments)
     given, rest = tyro.cli(Given, args=arguments, return_unknown_args=True, add_help=False)
     for file in given.plugin:
         load_plugin(file)
@@ -177,10 +174,10 @@ def _run(arguments: Sequence[str]) -> None:
     asks = given.help_all or not {"-h", "--help"}.isdisjoint(rest)
     if given.help_all:
         rest.append("--help")
-    command = command_named(name).filled(rest, given.reproduce)
+    command = command_named(name).filled(rest, given.config)
     defaults = {}
     if not asks:
-        defaults = settings_in(given, command, lambda text: say(text, stream=sys.stderr))
+        defaults = settings_in(given.config, command, lambda text: say(text, stream=sys.stderr))
     is_short = asks and not given.help_all
     parsed(command, rest, f"sinklab {name}", defaults, is_short=is_short).run()
 

@@ -16,7 +16,6 @@ import tyro
 from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
-from sinklab.lab.cli.progress import waiting
 from sinklab.lab.registry import commands
 from sinklab.lab.studies.about import text_of
 from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
@@ -50,7 +49,7 @@ class Train(Command):
             --compile
         sinklab train laptop-causal --corpus my_texts/
         sinklab train laptop-from-causal --variant sink --corpus my_texts/
-        sinklab train --reproduce runs/plain --out runs/again
+        sinklab train --config runs/plain --out runs/again
         sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus \\
             /data/fineweb
         accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train scratch-472m
@@ -62,8 +61,6 @@ class Train(Command):
     variant: str | None = None
     """The sink or gate of the model: plain, sink, gate, zero, 2-sinks, 4-sinks, end, kv, logit."""
     settings: TrainSettings = TrainSettings()
-    again: Path | None = None
-    """Run folder that is reproduced."""
     first: str = DEFAULT
     """First word of the arguments, whose settings these are."""
     group = "train"
@@ -75,25 +72,25 @@ class Train(Command):
 
     def hidden(self) -> tuple[str, ...]:
         """Fields that `filled` sets."""
-        return ("again", "first")
+        return ("first",)
 
-    def filled(self, arguments: Sequence[str], again: Path | None) -> Train:
+    def filled(self, arguments: Sequence[str], config: Path | None) -> Train:
         """The command with the settings of the recipe, so that --help shows those of the run.
 
         Raises:
-            ValueError: for an unknown recipe or variant, or one beside a run to reproduce.
+            ValueError: for an unknown recipe or variant, or one beside a run folder.
         """
         name = DEFAULT
         if arguments and not arguments[0].startswith("-"):
             name = arguments[0]
         how: dict[str, Any] = {"args": arguments, "return_unknown_args": True, "add_help": False}
         variant = tyro.cli(Variant, **how)[0].variant
-        if again is not None and not (variant is None and name == DEFAULT):
+        if config is not None and config.is_dir() and (variant, name) != (None, DEFAULT):
             raise ValueError(
-                "--reproduce takes every setting from the run folder; leave out the recipe and "
+                f"every setting is taken from the run folder {config}; leave out the recipe and "
                 "--variant"
             )
-        return Train(name, variant, recipe(name, variant), again, name)
+        return Train(name, variant, recipe(name, variant), name)
 
     def settings_of(self, run: Path) -> dict[str, Any]:
         """Settings of a run of training."""
@@ -107,39 +104,21 @@ class Train(Command):
 
         from sinklab.lab.training.run import train as run
 
-        again, settings = self.again, self.settings
+        settings = self.settings
         if self.recipe != self.first:
             raise ValueError(f"the recipe comes first: sinklab train {self.recipe} …")
-        if again is not None and Path(settings.out).resolve() == again.resolve():
-            raise ValueError(
-                f"a run is reproduced in a folder of its own, but --out is {again} too; give "
-                "another --out"
-            )
         logging.disable_progress_bar()
         with working() as progress:
             folder = run(settings, progress=progress.stage, count=progress.count)
         if os.environ.get("RANK", "0") != "0":
             return
         say(f"model: {folder}")
-        if again is not None:
-            say(_compared(folder / "weights.sha256", again))
         page = shlex.join(["sinklab", "report", str(folder.parent)])
         say(f"next: {page}, or {shlex.join(['sinklab', 'trace', '--model', str(folder)])}")
         if settings.train_only == "sink":
             sink = str(folder.parent / "sink.safetensors")
             words = ["sinklab", "trace", "--model", str(settings.init_from), "--sink", sink]
             say(f"the sink alone: {shlex.join(words)}")
-
-
-def _compared(weights: Path, again: Path) -> str:
-    """Sentence that says whether the weights are those of a run that was reproduced."""
-    theirs = again / "model" / weights.name
-    if not theirs.is_file():
-        return f"{again} was not finished, so there are no weights to compare with"
-    word = "differ from"
-    if weights.read_text() == theirs.read_text():
-        word = "equal"
-    return f"the weights {word} those of {again}, compared bit for bit"
 
 
 WRITING = DecodingSettings(block_length=32, seed=0, **SAMPLING)
@@ -301,8 +280,7 @@ class Info(Command):
 
         from sinklab.lab.checkpoints.info import describe
 
-        with waiting(f"reading the config of {self.model}"):
-            facts = describe(self.model)
+        facts = describe(self.model)
         if self.json:
             say(dumps(facts.as_dict(), indent=2))
         else:

@@ -23,7 +23,7 @@ from tyro.constructors import (
 )
 
 from sinklab.core.errors import known_fields
-from sinklab.lab.files import ordinary, read_json, refused
+from sinklab.lab.files import ordinary, refused
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.storage import RUN_FILE
 
@@ -46,7 +46,7 @@ PERMISSIONS = "out render resume run_code score_only shard"
 file.
 """
 ALSO = (
-    "Also: --help-all for every option, --config FILE or --reproduce RUN for other defaults, "
+    "Also: --help-all for every option, --config FILE (or a run folder) for other defaults, "
     "--plugin FILE.py, --debug."
 )
 """Last line of a help."""
@@ -59,9 +59,7 @@ class Given:
     plugin: MARK.UseAppendAction[tuple[Path, ...]] = ()
     """Python file with rules, interventions, … of your own."""
     config: Path | None = None
-    """TOML file, or a run.json, whose settings are the defaults."""
-    reproduce: Path | None = None
-    """Run folder whose settings are the defaults."""
+    """TOML file, or a run folder, whose settings are the defaults."""
     debug: MARK.FlagCreatePairsOff[bool] = False
     """Trace an error."""
     help_all: MARK.FlagCreatePairsOff[bool] = False
@@ -85,13 +83,8 @@ class Command:
         """Fields that are no options."""
         return ()
 
-    def filled(self, arguments: Sequence[str], again: Path | None) -> Command:
-        """The command with the defaults that these arguments ask for.
-
-        Args:
-            arguments: after the name of the command.
-            again: run folder to reproduce.
-        """
+    def filled(self, arguments: Sequence[str], config: Path | None) -> Command:
+        """The command with the defaults that these arguments, after its name, ask for."""
         return self
 
     def settings_of(self, run: Path) -> dict[str, Any]:
@@ -126,35 +119,27 @@ def names_of(command: Any) -> set[str]:
     return names.difference(command.hidden())
 
 
-def settings_in(given: Given, command: Command, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Defaults from the file or run folder that was given, without `PERMISSIONS`.
+def settings_in(
+    source: Path | None, command: Command, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Defaults from a TOML file or a run folder, without `PERMISSIONS`.
 
     Args:
-        given: names one of them, or none.
+        source: the file or folder; None for none.
         command: takes the settings that it has; those of other commands in a run are told of.
         tell: is called with a message.
 
     Raises:
-        ValueError: for both, a file that cannot be read, and a name in a TOML file that is no
-            option.
+        ValueError: for a file that cannot be read, and a name in it that is no option.
     """
-    if given.reproduce is not None and given.config is not None:
-        raise ValueError(
-            "--config and --reproduce both say what the defaults are; give one of them"
-        )
-    source = given.config
-    if given.reproduce is not None:
-        source = given.reproduce / RUN_FILE
-        settings = command.settings_of(given.reproduce)
-    elif source is None:
+    if source is None:
         return {}
+    is_run = source.is_dir()
+    if is_run:
+        settings = command.settings_of(source)
     else:
-        with refused(f"{source} cannot be read as settings, a TOML file or a run.json"):
-            if source.suffix == ".toml":
-                settings = tomllib.loads(ordinary(source).read_text("utf-8"))
-            else:
-                settings = read_json(source, dict)
-            settings = dict(settings.get("settings", settings))
+        with refused(f"{source} cannot be read as settings, a TOML file or a run folder"):
+            settings = tomllib.loads(ordinary(source).read_text("utf-8"))
     renamed = {"prompts": "prompt"}
     settings = {
         renamed.get(name, name.replace("-", "_")): value for name, value in settings.items()
@@ -162,12 +147,12 @@ def settings_in(given: Given, command: Command, tell: Callable[[str], None]) -> 
     permissions = PERMISSIONS.split()
     known = names_of(command).difference(permissions)
     left = [name for name in settings if name not in known]
-    if left and source.suffix == ".toml":
+    if left and not is_run:
         known_fields(str(source), [name for name in left if name not in permissions], sorted(known))
     if left:
         tell(f"sinklab: not taken from {source}: {', '.join(left)}")
     taken = {name: value for name, value in settings.items() if name in known}
-    if given.reproduce is not None and "model" in known:
+    if is_run and "model" in known:
         # a folder that came from elsewhere does not choose what is loaded
         taken["model"] = REQUIRED
     return taken
@@ -199,18 +184,6 @@ def parsed(
     return built(tyro.cli(type(command), default=command, **how))
 
 
-def complete(commands: Mapping[str, Command], arguments: Sequence[str]) -> None:
-    """Write the completion of a shell, as tyro's own options ask, and exit."""
-    kinds: Any = typing.Union[  # noqa: UP007 (made while running)
-        tuple(
-            Annotated[type(command), MARK.subcommand(name, default=command)]
-            for name, command in commands.items()
-        )
-    ]
-    config = (MARK.OmitArgPrefixes,)
-    tyro.cli(kinds, args=arguments, prog="sinklab", config=config, registry=constructors())
-
-
 def built(parsed: Any) -> Any:
     """A dataclass that tyro has parsed: made here, where its errors are not drawn in a box."""
     if not isinstance(parsed, partial):
@@ -218,9 +191,7 @@ def built(parsed: Any) -> Any:
     return parsed.func(**{name: built(value) for name, value in parsed.keywords.items()})
 
 
-def constructors(
-    defaults: Mapping[str, Any] = {}, *, is_short: bool = False
-) -> ConstructorRegistry:
+def constructors(defaults: Mapping[str, Any], *, is_short: bool) -> ConstructorRegistry:
     """How tyro reads dataclasses: with the limits of their fields, registered values as text.
 
     Args:

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from sinklab.lab.studies.progress import Progress, duration
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Spellings of control characters, which a terminal would obey."""
-FIRST = 2.0
-"""Seconds of a wait before a line tells of it, away from a terminal."""
 EVERY = 10.0
 """Seconds between two lines on how far a pass is, at first."""
 SURE = 3.0
@@ -162,22 +159,3 @@ def working() -> Iterator[Shown]:
             yield shown
         finally:
             COUNT.reset(before)
-
-
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Says the text while the block lasts: on a terminal it goes with it, elsewhere it is printed
-    after two seconds.
-    """
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(Text(spelt(text))):
-            yield
-        return
-    timer = threading.Timer(FIRST, say, (text,), {"stream": sys.stderr})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -218,7 +218,7 @@ class Study:
     together: ClassVar[int] = 1
     """Samples of a part that are given to `make` at once."""
     permissions: ClassVar[tuple[str, ...]] = ()
-    """Settings given on the command line alone, never by ``--reproduce``."""
+    """Settings given on the command line alone, never by ``--config``."""
 
     @dataclass(frozen=True)
     class Options:

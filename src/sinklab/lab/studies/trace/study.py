@@ -232,7 +232,7 @@ class Trace(Study):
         """
         # names of a run folder that came from elsewhere are not for the shell to read
         name, path = shlex.quote(runs[0].info.model["name"]), shlex.quote(str(runs[0].path))
-        again = f"sinklab trace --model {name} --reproduce {path} --out"
+        again = f"sinklab trace --model {name} --config {path} --out"
         lines = [f"next: sinklab report {path}"]
         if "twins" not in runs[0].tables:
             lines.append(
