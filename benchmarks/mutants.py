@@ -4,7 +4,7 @@ that run there fail.
     python benchmarks/mutants.py --work FOLDER [--count 200] [--seed 0] [--jobs 1] [--again]
 
 The mutants of `OPERATORS` are drawn by a seed from
-src/sinklab/core/{attention,probing,sampling,models} and sinks.py, texts of errors, annotations and
+src/sinklab/core/{attention,instrument,sampling,subject} and sinks.py, texts of errors, annotations and
 decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those
 that run its module, where it is evaluated on import): a map that is measured once, and anew where
 files of tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was
@@ -45,11 +45,11 @@ from measure import write_result
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tuple(
     f"src/sinklab/core/{room}"
-    for room in ("attention", "probing", "sampling", "models", "sinks.py")
+    for room in ("attention", "instrument", "sampling", "subject", "sinks.py")
 )
 TESTS = [
     f"tests/{room}"
-    for room in ("attention", "probing", "sampling", "models", "sinks", "diffusion", "scoring")
+    for room in ("attention", "instrument", "sampling", "models", "sinks", "diffusion", "scoring")
 ]
 TESTS += [f"tests/test_{name}.py" for name in ("without_fast_paths", "short_road")]
 SKIPPED = ("tests/models/test_training_benchmarks.py",)
