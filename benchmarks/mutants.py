@@ -4,10 +4,10 @@ that run there fail.
     python benchmarks/mutants.py --work FOLDER [--count 200] [--seed 0] [--jobs 1] [--again]
 
 The mutants of `OPERATORS` are drawn by a seed from
-src/sinklab/core/{attention,instrument,sampling,subject} and sinks.py, texts of errors, annotations and
-decorators apart. Each is put into a copy of the tree and met by the tests that run its line (those
-that run its module, where it is evaluated on import): a map that is measured once, and anew where
-files of tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was
+src/sinklab/core/{attention,instrument,sampling,subject} and sinks.py, texts of errors, annotations
+and decorators apart. Each is put into a copy of the tree and met by the tests that run its line
+(those that run its module, where it is evaluated on import): a map that is measured once, and anew
+where files of tests have changed, and kept in FOLDER, as is a line for each mutant: a run that was
 stopped goes on. ``--again`` tries those once more that no test has killed. Tests, those marked slow
 apart, run in forks of a process that has imported everything but the package; the cheapest and most
 particular come first, and the first that fails ends it. A mutant that takes far more processor time

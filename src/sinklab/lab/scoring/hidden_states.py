@@ -50,8 +50,9 @@ def state_records(log: InterventionLog) -> list[StateRecord]:
     ]
 
 
-KINDS = dict.fromkeys(("forward", "layer", "head", "row"), np.dtype("int32"))
-KINDS |= dict.fromkeys(MEASURED, np.dtype("float32"))
+KINDS = dict.fromkeys(("forward", "layer", "head", "row"), "int32") | dict.fromkeys(
+    MEASURED, "float32"
+)
 """Types of the columns of `removal_table`."""
 
 
@@ -59,7 +60,7 @@ def removal_table(log: InterventionLog) -> dict[str, Any]:
     """Everything that was removed as columns of a table: a row per forward, edit, row of the batch,
     layer and head, with the measures of `MEASURED` and the keys as a list ("key_list").
     """
-    parts = [_columns_of(record) for record in log.removals]
+    parts = [columns_of(record) for record in log.removals]
     table: dict[str, Any] = dict.fromkeys(("forward", "edit", "layer", "head", "row"))
     for name, kind in KINDS.items():
         numbers = [np.empty(0, kind), *(part[name] for part in parts)]
@@ -75,7 +76,8 @@ def removal_table(log: InterventionLog) -> dict[str, Any]:
     return table
 
 
-def _columns_of(record: RemovalRecord) -> dict[str, np.ndarray]:
+def columns_of(record: RemovalRecord) -> dict[str, np.ndarray]:
+    """Columns of the table of one forward of one edit, without the keys' list."""
     row, layer, head = np.indices(record["keys"].shape).reshape(3, -1)
     places = {
         "forward": np.full(len(row), record.forward),

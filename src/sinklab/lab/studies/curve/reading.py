@@ -32,6 +32,7 @@ from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.protocols import in_place_of
 from sinklab.lab.records import Run
 from sinklab.lab.scoring import EditedLosses, HeldoutRows, edited_losses, heldout_rows
+from sinklab.lab.scoring.hidden_states import columns_of
 from sinklab.lab.scoring.writing import is_random
 from sinklab.lab.studies import (
     Arm,
@@ -411,7 +412,7 @@ def grown_table(one: EditedLosses, second_RE: Tensor, added: int) -> pd.DataFram
     parts, start = [], 0
     for removals in one.removals:
         for record in removals:
-            columns = record.columns()
+            columns = columns_of(record)
             columns["row"] = columns["row"] + start
             parts.append(pd.DataFrame(columns))
         start += len(removals[0]["keys"])
