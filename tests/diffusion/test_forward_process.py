@@ -1,9 +1,6 @@
-import math
-
 import pytest
 import torch
 
-from refusals import refused
 from sinklab.lab.data.noise import corrupt, sample_times
 
 MASK = 9
@@ -70,29 +67,3 @@ def test_low_discrepancy_spreads_the_batch_evenly():
     gaps = times.sort().values.diff()
     assert torch.allclose(gaps, torch.full((15,), 1 / 16), atol=1e-5)
     assert not torch.equal(times, times.sort().values), "the order of rows must not tell the time"
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"batch": 0}, "batch must be at least 1, got 0; it counts times"),
-        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1, .* but is 0.0"),
-        ({"batch": 2, "eps": 1.0}, "eps must lie strictly between 0 and 1"),
-        ({"batch": 2, "sampler": "sobol"}, "one of iid, low_discrepancy, but is 'sobol'"),
-    ],
-)
-def test_times_refuse_what_makes_no_sense(options, message):
-    refused(message, sample_times, **options)
-
-
-@pytest.mark.parametrize(
-    "times, maskable, message",
-    [
-        *(([0.5, t], (2, 3), r"times must lie in \(0, 1\]") for t in (0.0, -0.1, 1.001, math.nan)),
-        ([1.0] * 3, (2, 3), r"times must be of shape \(2\)"),
-        ([1.0, 1.0], (3, 2), "maskable must be of shape"),
-    ],
-)
-def test_what_cannot_be_corrupted_is_refused(times, maskable, message):
-    ids, maskable_BS = torch.zeros(2, 3, dtype=torch.long), torch.ones(maskable, dtype=torch.bool)
-    refused(message, corrupt, ids, torch.tensor(times), mask_id=MASK, maskable_BS=maskable_BS)

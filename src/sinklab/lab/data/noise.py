@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core.errors import check_count, check_tensor, one_of
+from sinklab.core.errors import one_of
 
 SAMPLERS = ("iid", "low_discrepancy")
 
@@ -26,14 +26,8 @@ def sample_times(
 
     ``"iid"``: t = eps + (1 − eps)·u with u uniform (LLaDA, SMDM). ``"low_discrepancy"``: one u for
     all, u_b = (u + b / B) mod 1 in random row order, for less variance of the loss. `eps` bounds
-    its weight 1/t. Raises ValueError for an argument out of range.
+    its weight 1/t. Raises ValueError for an unknown sampler.
     """
-    if not 0 < eps < 1:
-        raise ValueError(
-            f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: "
-            "try 1e-3"
-        )
-    check_count("batch", batch, "it counts times to draw")
     one_of("sampler", sampler, SAMPLERS)
     if sampler == "iid":
         u_B = torch.rand(batch, generator=generator)
@@ -62,18 +56,9 @@ def corrupt(
         maskable_BS: False where a token must stay; None allows all.
         generator: on the device of ``ids_BS``.
 
-    Returns the noisy ids and ``masked_BS``, True where a token was replaced. Raises ValueError for
-    shapes that disagree, or a time out of range.
+    Returns the noisy ids and ``masked_BS``, True where a token was replaced.
     """
-    check_tensor("ids", ids_BS, (None, None))
     t_BS = _by_token(t_B, ids_BS)
-    if maskable_BS is not None:
-        check_tensor("maskable", maskable_BS, ids_BS.shape, remedy="as the ids")
-    if not bool(((t_B > 0) & (t_B <= 1)).all()):
-        raise ValueError(
-            f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to "
-            f"{t_B.max().item():.3g}"
-        )
     # torch.rand is in [0, 1): t = 1 masks every token
     masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(
         ids_BS.device
@@ -85,9 +70,6 @@ def corrupt(
 
 def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
     """Times (B, S) of each token."""
-    check_tensor(
-        "times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token"
-    )
     if t_B.ndim == 2:
         return t_B
     return t_B[:, None].expand(ids_BS.shape)
@@ -115,16 +97,10 @@ def masked_token_loss(
         maskable_BS: tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar) or ``"row"`` ((B,), each row by its own N).
 
-    Raises ValueError for shapes that disagree, an unknown reduction, or N = 0.
+    Raises ValueError for N = 0.
     """
-    one_of("reduction", reduction, ("mean", "row"))
-    check_tensor(
-        "logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS"
-    )
     if maskable_BS is None:
         maskable_BS = torch.ones_like(masked_BS)
-    for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
-        check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
     t_BS = _by_token(t_B, ids_BS)
     tokens = maskable_BS.sum(dim=1)
     if reduction == "mean":
