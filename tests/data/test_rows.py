@@ -1,9 +1,7 @@
 import pickle
 
-import pytest
 import torch
 
-from refusals import refused
 from sinklab.lab.data import Rows, collate
 
 
@@ -47,21 +45,3 @@ def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_m
     assert torch.equal(batch["maskable"], ids_BS % 3 > 0)
     assert torch.equal(batch["attention_mask"], ids_BS > 5)
     assert batch["maskable"].dtype == torch.bool
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: Rows(numbered(0)), r"their shape is \(0, 3\)"),
-        (lambda: Rows(numbered(), maskable_RS=numbered(7, 2) > 0), "maskable must have the shape"),
-        (lambda: Rows(numbered(), total=8), "total must be at most 7"),
-        (lambda: Rows(numbered(), seed=0, total=0), "least one row, but total is 0"),
-        (lambda: collate([]), "a batch needs at least one row"),
-        (
-            lambda: collate([Rows(numbered(), maskable_RS=numbered() > 0)[0], Rows(numbered())[0]]),
-            r"\['input_ids', 'row'\]",
-        ),
-    ],
-)
-def test_rows_that_cannot_be_are_refused(make, message):
-    refused(message, make)

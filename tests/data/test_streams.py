@@ -142,4 +142,3 @@ def test_streams_that_cannot_be_are_refused(tmp_path):
     refused("shuffle_rows must be at least 1, but is 0", stream, folder, shuffle_rows=0)
     refused("skip_rows must be at least 0, but is -1", stream, folder, skip_rows=-1)
     refused("at least 2 tokens", StreamedRows, folder, tiny_tokenizer(), 1)
-    refused("row 4 is in block 1 of 3 rows", stream(folder).start_at, 4, [2, 0, 3, 1])

@@ -229,10 +229,6 @@ class Rows(Dataset[dict[str, Tensor]]):
         attention_RS: True at tokens, False at padding.
         seed: of the order; None keeps it, for evaluation.
         total: rows of the whole run; one pass when left out.
-
-    Raises:
-        ValueError: if there is no row, shapes differ, the total is below 1, or is more than one
-            pass without a seed.
     """
 
     ids_RS: Tensor
@@ -243,28 +239,8 @@ class Rows(Dataset[dict[str, Tensor]]):
     total: int | None = None
 
     def __post_init__(self) -> None:
-        ids_RS = self.ids_RS
-        if len(ids_RS.shape) != 2 or 0 in ids_RS.shape:
-            raise ValueError(
-                "rows must be a matrix with at least one token, but their shape is "
-                f"{tuple(ids_RS.shape)}"
-            )
         stored = {key: getattr(self, name) for key, name in COLUMNS.items()}
         self.columns = {key: one for key, one in stored.items() if one is not None}
-        for name, given in self.columns.items():
-            if given.shape != ids_RS.shape:
-                raise ValueError(
-                    f"{name} must have the shape of the rows, {tuple(ids_RS.shape)}, but has "
-                    f"{tuple(given.shape)}"
-                )
-        count = len(self)
-        if count < 1:
-            raise ValueError(f"a run needs at least one row, but total is {count}")
-        if self.seed is None and count > len(ids_RS):
-            raise ValueError(
-                f"rows in their own order are read once, so total must be at most {len(ids_RS)}, "
-                f"but is {count}; give a seed for more passes"
-            )
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def part(self, rows: slice | Tensor) -> Rows:
@@ -310,16 +286,5 @@ def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tenso
 def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Stack rows into a batch: ``input_ids`` (B, S), ``row`` (B,), and any other tensor of every
     row.
-
-    Raises:
-        ValueError: if there is no row, or rows differ in their tensors.
     """
-    if not rows:
-        raise ValueError("a batch needs at least one row, but there is none")
-    for row in rows:
-        if row.keys() != rows[0].keys():
-            raise ValueError(
-                f"rows of a batch must have the same parts, but one has {sorted(row)}, "
-                f"{sorted(rows[0])}"
-            )
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from sinklab.core.errors import limited, within_limits
@@ -60,8 +60,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     Raises:
         ValueError: for sizes that cannot be, and while it is read for a corpus that does not fill
-            one row behind the held-out ones, or more than one worker: several would cut the stream
-            differently.
+            one row behind the held-out ones.
     """
 
     source: str | Path
@@ -87,17 +86,8 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             row: number of the next row.
             cursor: of the row before it, or of any earlier one: the rows between are then read
                 again.
-
-        Raises:
-            ValueError: if the cursor lies behind the row.
         """
         block, passed, document, offset = (int(part) for part in cursor)
-        if row // self.shuffle_rows < block:
-            raise ValueError(
-                f"a stream resumes from a cursor of an earlier row, but row {row} is in block "
-                f"{row // self.shuffle_rows} of {self.shuffle_rows} rows and the cursor in block "
-                f"{block}"
-            )
         self._start = (row, block, Place(passed, document, offset))
 
     def heldout(self) -> Rows:
@@ -110,12 +100,6 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         return Rows(torch.stack(ids))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        worker = get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            raise ValueError(
-                f"a stream is read by 0 or 1 workers, but there are {worker.num_workers}; set "
-                "workers=1"
-            )
         row, number, here = self._start
         left = self._packed(here, self.skip_rows)
         rows = list(islice(left, self.shuffle_rows))
