@@ -2,6 +2,7 @@
 
 # B batch, L text, N sinks, K = N + L, G key/value heads, D head dim, A = G × D, M positions that
 # are not padding
+import copy
 import json
 import math
 import shutil
@@ -26,7 +27,7 @@ from sinklab.lab.checkpoints import families as readers
 from sinklab.lab.checkpoints.materialize import empty_model, sources_of
 from sinklab.lab.checkpoints.weights import open_weights
 from sinklab.lab.sink_logits import logits_of
-from sinklab.lab.training.model import trainable_parameters
+from sinklab.lab.training.model import freeze
 
 Form = Callable[[Any, Tensor, Tensor], Tensor]
 """Logits of a model from ids and places that are not padding."""
@@ -80,7 +81,7 @@ def _check_parameters(model: Any, plain: Any) -> None:
     assert model.config.text_positions == limit - 2 * sink.positions, (
         "text and sinks do not fill the context"
     )
-    trained = trainable_parameters(model, "sink")
+    trained = freeze(copy.deepcopy(model), "sink")
     assert sorted(trained) == sorted(sink.tensors), f"training the sink alone would train {trained}"
 
 

@@ -11,7 +11,7 @@ import published_toys as toys
 from refusals import refused
 from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import attach_sink, load, read_adapters, save_sink
-from sinklab.lab.training import freeze, merge_lora, trainable_parameters
+from sinklab.lab.training import freeze, merge_lora
 from tiny_diffusion import save_tiny, tiny_model
 from tiny_llama import tiny_llama
 
@@ -162,9 +162,9 @@ def test_a_published_model_gets_a_sink(tmp_path, family, kind):
     published = load(folder).model
     logits = published(ids).logits
     model = load(folder, sink_kind=kind, sink_count=1).model
-    freeze(model, "sink")
+    trained = freeze(model, "sink")
     with torch.no_grad():
-        for name in trainable_parameters(model, "sink"):
+        for name in trained:
             model.get_parameter(name).normal_(std=2.0, generator=torch.Generator().manual_seed(0))
     file = save_sink(model, tmp_path / "sink.safetensors", name=family)
     loaded = load(folder, sink=file)

@@ -1,7 +1,6 @@
 from .checkpoints import settings_of as settings_of
 from .model import freeze as freeze
 from .model import merge_lora as merge_lora
-from .model import trainable_parameters as trainable_parameters
 from .run import train as train
 from .settings import RECIPES as RECIPES
 from .settings import VARIANTS as VARIANTS

@@ -254,34 +254,6 @@ def causal_model(model: DiffusionLM) -> PreTrainedModel:
 PARTS = ("all", "sink", "lora")
 
 
-def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]:
-    """Names of the parameters that this choice trains.
-
-    Args:
-        model: a `DiffusionLM`, or a causal model for ``all`` and
-            ``lora``.
-        train_only: ``all``; ``sink``, the sink's tensors; ``lora``, the adapters that
-            :func:`freeze` puts in, and the sink's tensors.
-
-    Raises:
-        ValueError: for another word, or ``sink`` for a model that has none.
-    """
-    one_of("train_only", train_only, PARTS)
-    names = [name for name, _ in model.named_parameters()]
-    if train_only == "all":
-        return names
-    sink: tuple[str, ...] = ()
-    if isinstance(model, PreTrainedModel):
-        sink = tensors_of(model.config)
-    chosen = [name for name in names if name in sink or (train_only == "lora" and ".lora_" in name)]
-    if train_only == "sink" and not chosen:
-        raise ValueError(
-            "train_only='sink' needs a model with a sink, but this one has none; give it one with "
-            "sink_kind='token' or 'kv' and sink_count=1"
-        )
-    return chosen
-
-
 def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
     """Leave only a part of the model trainable; for ``lora`` put adapters beside the attention's
     projections.
@@ -291,20 +263,32 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
     again, to be saved.
 
     Args:
-        model: as for :func:`trainable_parameters`; changed in place.
-        train_only: ``all``, ``sink`` or ``lora``.
+        model: a `DiffusionLM`, or a causal model for ``all`` and ``lora``; changed in place.
+        train_only: ``all``; ``sink``, the sink's tensors; ``lora``, adapters, and the sink's
+            tensors.
         lora_rank: rank of the adapters; they are scaled by 2.
 
     Returns:
         the names of the trained parameters.
 
     Raises:
-        ValueError: as :func:`trainable_parameters`, for a rank below 1, if ``peft`` is not
-            installed, and for a model that has adapters already.
+        ValueError: for another word, ``sink`` for a model that has none, a rank below 1, if
+            ``peft`` is not installed, and for a model that has adapters already.
     """
+    one_of("train_only", train_only, PARTS)
     if train_only == "lora":
         _add_adapters(model, lora_rank)
-    trained = trainable_parameters(model, train_only)
+    trained = [name for name, _ in model.named_parameters()]
+    if train_only != "all":
+        sink: tuple[str, ...] = ()
+        if isinstance(model, PreTrainedModel):
+            sink = tensors_of(model.config)
+        trained = [name for name in trained if name in sink or ".lora_" in name]
+    if not trained:
+        raise ValueError(
+            "train_only='sink' needs a model with a sink, but this one has none; give it one with "
+            "sink_kind='token' or 'kv' and sink_count=1"
+        )
     chosen = set(trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
