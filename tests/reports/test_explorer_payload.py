@@ -10,13 +10,12 @@ from noted import noted_again
 from numpy.testing import assert_allclose, assert_array_equal
 from simulated import REMOVALS, Simulation, received_of, simulate
 
-from refusals import refused
 from sinklab.core.registry import interventions
 from sinklab.lab import analysis
 from sinklab.lab.records import open_run
 from sinklab.lab.records.storage import write_arrays
 from sinklab.lab.reports import as_studies
-from sinklab.lab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, payload, size
+from sinklab.lab.reports.payload import AGES, LOW, LogScale, arrays_of, pack, payload
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
@@ -65,35 +64,13 @@ def test_a_log_scale_keeps_numbers_within_its_error():
     assert scale.error == pytest.approx(2 ** (15 / 253 / 2) - 1)
 
 
-def test_a_log_scale_of_nothing_and_of_small_numbers():
-    for values in (np.full(3, np.nan), np.zeros(3), np.full(3, 1e-4)):
-        scale = LogScale.covering(values, LOW)
-        assert scale.high == LOW + 1
-        assert_array_equal(
-            decode(scale, scale.encode(values)), np.where(np.isnan(values), np.nan, 0)
-        )
-    top = LogScale.covering(np.array([8.0]), LOW)
-    assert top.high == 3 and decode(top, top.encode(np.array([8.0]))) == 8
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("row", [0, 7, 50])
+@pytest.mark.parametrize(("dtype", "row"), [(np.uint8, 0), (np.uint16, 7)])
 def test_packed_arrays_come_back(dtype, row):
     rng = np.random.default_rng(row)
     same = np.repeat(rng.integers(0, np.iinfo(dtype).max, (1, 50)), 20, axis=0).astype(dtype)
     noise = rng.integers(0, np.iinfo(dtype).max, (20, 51)).astype(dtype)
-    for array in (same, noise, same[:1], same[:0], same.T):
+    for array in (same, noise, same[:0], same.T):
         assert_array_equal(unpack(pack(array, row)), array.ravel())
-
-
-def test_pack_stores_differences_to_the_row_before():
-    rng = np.random.default_rng(0)
-    noise = rng.integers(0, 256, 4000).astype(np.uint8)
-    assert size(pack(noise)) < 1.01 * (size(pack(noise[:0])) + 4000 * 4 / 3)
-    # Rows that grow by one everywhere deflate only as differences.
-    rows = (noise[:200] + np.arange(20)[:, None].astype(np.uint8)).astype(np.uint8)
-    assert pack(rows, 200)["delta"] == 200 and size(pack(rows, 200)) < 0.3 * size(pack(rows))
-    refused("uint8 or uint16 arrays", pack, np.zeros(3, np.float32))
 
 
 def test_a_small_run_is_on_the_page_whole(tmp_path):
@@ -229,19 +206,6 @@ def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
     assert_array_equal(main, sample.facts["main"][::3])
 
 
-def test_norms_that_take_too_much_room_are_stored_more_coarsely():
-    rng = np.random.default_rng(0)
-    norms = rng.uniform(1, 8, (20, 4, 50)).astype(np.float32)
-    there = np.ones((20, 50), bool)
-    fine, scale = _norms(norms, there, 10_000)
-    assert scale.levels == 254 and size(fine) < 10_000
-    coarse, scale = _norms(norms, there, 0.9 * size(fine))
-    assert scale.levels == 62 and size(coarse) < size(fine)
-    decoded = decode(scale, unpack(coarse).reshape(4, 20, 50)).transpose(1, 0, 2)
-    assert_allclose(decoded, norms, rtol=scale.error * 1.01)
-    assert _norms(norms, there, 0)[1].levels == 30
-
-
 def test_runs_without_tokens_or_norms_or_any_step(make_study):
     bare = make_study("bare", leave_out=("tokens", "value_norm", "key_norm"))
     content = payload(as_studies(bare))["runs"][0]
@@ -277,17 +241,6 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
     assert_array_equal(mean[0][..., :17], mean[1][..., :17])
     # fewer than eight queries see the last seven
     assert (mean[0][..., 17:] == 0).all() and (mean[1][..., 17:] > 0).all()
-
-
-def test_head_maps_of_a_run(make_study):
-    study = as_studies(make_study("sink", added=1, share=0.5, text_share=0.1))[0]
-    run = payload([study])["runs"][0]
-    assert run["layers"] == [0, 1] and run["heads"] == [0, 1, 2]
-    weight, motion = run["head_maps"]
-    assert_allclose(weight["values"], [50] * 6, rtol=1e-3)
-    assert motion["values"] == [0] * 6 and (motion["low"], motion["high"]) == (0, 1)
-    assert weight["low"] < 50 < weight["high"]
-    json.dumps(run, allow_nan=False)
 
 
 @pytest.mark.slow

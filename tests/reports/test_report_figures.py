@@ -253,17 +253,6 @@ def test_score_histogram_draws_shares_that_sum_to_one(make_study):
     assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
 
 
-def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
-    def dust(sample, arrays):
-        arrays["received"][..., :12] = 1e-4
-
-    (steps,) = score_histogram(make_study(change=dust)).patches
-    values, edges, _ = steps.get_data()
-    assert edges[0] == 2**-8
-    # Half of the keys receive next to nothing.
-    assert_allclose([np.nansum(values), values[0]], [100, 50])
-
-
 def test_norms_of_each_state_are_held_against_their_own_kind(make_study):
     def planted(sample, arrays):
         # masks carry half of what text does; the moving sink, a mask, is as long as three masks
@@ -352,11 +341,6 @@ def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
         assert axes.figure.get_figheight() > draw(runs[:1]).figure.get_figheight()
     # Nothing but zeros still has an axis.
     assert sinks_per_layer(flat_run).get_ylim()[1] > 0
-
-
-def test_no_sink_events_is_drawn_as_such(make_study):
-    axes = sink_tokens(make_study(text_share=0.05))
-    assert [text.get_text() for text in axes.texts] == ["no sink events"]
 
 
 def test_refusals(make_study):
