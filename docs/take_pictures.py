@@ -1,10 +1,11 @@
 """The pictures of pages in docs/, as headless chromium shows them: explorer.png, its two siblings,
-and live.png.
+live.png; and gallery-figure-1.png, four figures of the packaged diffusion models.
 
 python docs/take_pictures.py           all of them; docs/example_page.py comes first, since two show
                                        that page
 python docs/take_pictures.py page      those two alone
 python docs/take_pictures.py live      live.png alone: one sink blocked with one click
+python docs/take_pictures.py figures   the four figures alone, without chromium
 """
 
 import argparse
@@ -16,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from example_page import OUT
+from matplotlib.figure import Figure
 from PIL import Image
 
 import sinklab
@@ -23,6 +25,8 @@ from sinklab.lab.cli.command import SAMPLING
 from sinklab.lab.cli.tour import MORE_PROMPTS
 from sinklab.lab.records import Run
 from sinklab.lab.reports import report
+from sinklab.lab.reports.drawing import save
+from sinklab.lab.reports.figures import mobility_by_layer, received_map, sink_paths, sink_share
 from sinklab.lab.studies.trace.study import PROMPTS
 
 DOCS = Path(__file__).parent
@@ -73,6 +77,17 @@ def take_pair(browser: Page, folder: Path) -> None:
     keep(browser, "explorer-pair")
 
 
+def take_figures(runs: list[Run]) -> None:
+    """Four figures on the axes of one: of the model with an added sink, and of both."""
+    canvas = Figure(figsize=(9.6, 6.6), layout="constrained")
+    axes = canvas.subplots(2, 2)
+    received_map(runs[1], axes[0, 0])
+    for draw, ax in ((sink_paths, axes[0, 1]), (sink_share, axes[1, 0])):
+        draw(runs, ax)
+    mobility_by_layer(runs, axes[1, 1])
+    save(canvas, "png", DOCS / "gallery-figure-1.png")
+
+
 def take_live(browser: Page) -> None:
     """The live page after one click: the main sink of one head gone from the middle of the text
     on.
@@ -106,8 +121,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("which", choices=["all", "page", "live"], nargs="?", default="all")
+    choices = ["all", "page", "live", "figures"]
+    parser.add_argument("which", choices=choices, nargs="?", default="all")
     which = parser.parse_args().which
+    if which in ("all", "figures"):
+        take_figures([watched(name)[0] for name in ("tiny", "tiny-sink")])
+    if which == "figures":
+        return
     with tempfile.TemporaryDirectory() as folder, Page(Path(folder)) as browser:
         if which != "page":
             take_live(browser)

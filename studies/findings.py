@@ -83,16 +83,13 @@ def passages(number: int = PASSAGES, words: int = WORDS) -> tuple[str, ...]:
 
 
 def follow(name: str) -> None:
-    """The paths of the sinks of a model and of its controls, a row a text, into the package; of the
-    real pair fewer, and without controls.
-    """
-    number, tokens = (TEXTS, TOKENS) if name in MODELS else (24, 24)
+    """The paths of the sinks of a model and of its controls, a row a text, into the package."""
     settings = StudySettings(
-        prompts=passages(number, 12),
-        new_tokens=tokens,
+        prompts=passages(TEXTS, 12),
+        new_tokens=TOKENS,
         keep_arrays=False,
         statistics=("received",),
-        twin=name in MODELS,
+        twin=True,
         temperature=SAMPLING["temperature"],
     )
     loaded, made = load(name), RUNS / "texts" / name
@@ -101,7 +98,7 @@ def follow(name: str) -> None:
     run = open_run(study(loaded, made, settings, progress=print, resume=made.is_dir()))
     whole = as_studies([run])[0]
     tables = {of_twin("staying", twin): staying_table(one) for twin, one in whole.twins.items()}
-    given = {"prompts": f"{number} passages of packaged/heldout.jsonl"}
+    given = {"prompts": f"{TEXTS} passages of packaged/heldout.jsonl"}
     package(run, "texts", tables | {"staying": staying_table(whole)}, kind="texts", **given)
 
 
@@ -268,7 +265,7 @@ def main() -> None:
     commands = ["measure", "write", "texts"]
     parser.add_argument("command", choices=commands, nargs="?", default="measure")
     parser.add_argument(
-        "--only", help="measure one model and write nothing, as several can at once"
+        "--only", choices=MODELS, help="measure one model and write nothing, as several can at once"
     )
     given = parser.parse_args()
     if given.command == "texts":

@@ -44,6 +44,10 @@ MORE_PROMPTS = (
 """Prompts beside those of `trace`: of fewer than seven samples no verdict outlives the correction
 for two statements.
 """
+NINTH = "At the end of the long road they saw"
+"""A prompt more for the real pair, which no texts were measured of beforehand: from nine on, the
+interval of a median leaves out a text at either end.
+"""
 
 
 class _Counted(Progress):
@@ -163,7 +167,7 @@ def _toured(
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
     from sinklab.lab.studies.trace.study import PROMPTS, StudySettings, study
 
-    prompts = (*PROMPTS, *MORE_PROMPTS)[:most]
+    prompts = (*PROMPTS, *MORE_PROMPTS, *[NINTH] * scores)[:most]
     costs = CurveSettings(**REAL_COSTS)
     if most is not None:
         costs = dataclasses.replace(costs, rows=QUICK_ROWS)
