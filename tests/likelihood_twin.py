@@ -2,9 +2,32 @@
 
 import math
 
+import numpy as np
 import torch
 
-from sinklab.lab.scoring.likelihood import score
+from sinklab.lab.scoring.likelihood import Job, LikelihoodSettings, Scorer, score
+from sinklab.lab.scoring.requests import Plan
+
+
+def every_mask(tokens):
+    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo
+    estimators.
+    """
+    numbers_N = torch.arange(1, 2**tokens)
+    masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
+    weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
+    rows_N = np.arange(len(masked_NL))
+    return Plan(masked_NL, masked_NL, rows_N, np.array(weights_N), False, rows_N)
+
+
+def exact(loaded, context, continuation, cfg_scale=0.0, edits=()):
+    """The number that the Monte Carlo estimates mean, over all masks of the continuation:
+    Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens.
+    """
+    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
+    (request,) = scorer.read([(context, continuation)])
+    (job,) = scorer.run([Job(request, every_mask(len(continuation)))])
+    return job.plan.result(job.sums_N)[0]
 
 
 def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):

@@ -4,8 +4,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from likelihood_twin import every_mask
 from refusals import refused
-from sinklab.lab.scoring.requests import chain_rule, every_mask, monte_carlo
+from sinklab.lab.scoring.requests import chain_rule, monte_carlo
 from sinklab.lab.scoring.settings import LikelihoodSettings
 
 NOISES = pytest.mark.parametrize("noise", ["llada", "smdm"])

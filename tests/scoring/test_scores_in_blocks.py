@@ -5,9 +5,10 @@ it.
 import pytest
 import torch
 
+from likelihood_twin import exact
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.scoring.heldout import edited_losses
-from sinklab.lab.scoring.likelihood import exact, score
+from sinklab.lab.scoring.likelihood import score
 from sinklab.lab.scoring.settings import LikelihoodSettings
 from tiny_diffusion import tiny_loaded
 

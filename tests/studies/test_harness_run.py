@@ -1,6 +1,5 @@
 """`evaluate`: its run folder, what a resumed run asks for, and what is refused."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -81,21 +80,6 @@ def test_sinks_are_those_of_the_watched_requests(finished):
     assert (written["steps"] == 6).all()
     assert written["share"].between(0, 1, inclusive="neither").all()
     assert sinks[sinks["task"] == "toy_choices"]["in_masked"].isna().all()
-
-
-def test_lm_evals_own_files_lie_beside(finished):
-    (file,) = finished.path.glob("results_*.json")
-    whole = json.loads(file.read_text())
-    assert whole["config"]["model"] == "sinklab"
-    assert whole["config"]["sinklab"]["mask_sinks"] == 1
-    assert whole["model_name"] == "tiny test model"
-    value = finished.table("scores")["value"][1]
-    assert whole["results"]["toy_choices"]["acc,none"] == pytest.approx(value)
-    assert set(whole["task_hashes"]) == {"toy_texts", "toy_choices", "toy_ends"}
-    assert "samples" not in whole
-    (lines,) = finished.path.glob("samples_toy_texts_*.jsonl")
-    assert [json.loads(line)["doc_id"] for line in lines.read_text().splitlines()] == [0, 1, 2, 3]
-    assert not list(finished.path.glob(".*"))
 
 
 def test_lines_say_what_was_not_found(finished):
@@ -297,4 +281,3 @@ def test_the_benchmarks_run_offline_on_the_packaged_model():
     watched = run.table("sinks")
     assert set(watched["task"]) == set(tasks)
     assert watched.loc[watched["task"] == "gsm8k", "share"].between(0, 1).all()
-    assert list(run.path.glob("results_*.json")), "lm-eval's own results lie beside"

@@ -7,7 +7,6 @@ from .hidden_states import ClipChannel as ClipChannel
 from .hidden_states import StateRecord as StateRecord
 from .hidden_states import removal_table as removal_table
 from .hidden_states import state_records as state_records
-from .likelihood import exact as exact
 from .likelihood import rolling as rolling
 from .likelihood import score as score
 from .prompts import Prompt as Prompt

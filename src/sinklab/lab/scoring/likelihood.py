@@ -25,7 +25,7 @@ from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, placed, scor
 from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.lab.scoring.writing import is_random, needs_clean_pass, taken, totals
 
-__all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
+__all__ = ["LikelihoodSettings", "Scored", "rolling", "score", "scoring_edits"]
 
 MOST_LOGITS = 2**28
 """Numbers among the logits of one forward: a gigabyte in float32."""
@@ -332,10 +332,6 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
         running = [each for each in running if each[0].number not in answers]
 
 
-MOST_EXACT = 12
-"""The most tokens for :func:`exact`, which goes through all their masks."""
-
-
 def score(
     loaded: Loaded,
     requests: Sequence[tuple[Ids, Ids]],
@@ -446,39 +442,3 @@ def rolling(
     if edits:
         dose = Dose.pooled(part.dose for part in parts if part.dose)
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
-
-
-def exact(
-    loaded: Loaded,
-    context: Ids,
-    continuation: Ids,
-    *,
-    cfg_scale: float = 0.0,
-    edits: Sequence[Intervention | str] = (),
-) -> float:
-    """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the
-    continuation.
-
-    Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens, the slow twin of
-    :func:`score`.
-
-    Raises:
-        ValueError: for more than 12 tokens, an autoregressive model, a random control, and as
-            :func:`score` does.
-    """
-    if not loaded.is_diffusion:
-        raise ValueError(
-            f"only scores of diffusion models are estimates, but {loaded.name} is "
-            f"{loaded.family}: its score is exact"
-        )
-    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
-    if is_random(scorer.edits):
-        raise ValueError("a random control has no exact score; score it with many samples")
-    if len(continuation) > MOST_EXACT:
-        raise ValueError(
-            f"exact goes through all masks of at most {MOST_EXACT} tokens, got "
-            f"{len(continuation)}; score them"
-        )
-    (request,) = scorer.read([(context, continuation)])
-    (job,) = scorer.run([Job(request, asked.every_mask(len(continuation)))])
-    return job.plan.result(job.sums_N)[0]

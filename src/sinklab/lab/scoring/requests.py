@@ -250,16 +250,6 @@ def whole(tokens: int) -> Plan:
     )
 
 
-def every_mask(tokens: int) -> Plan:
-    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo
-    estimators.
-    """
-    numbers_N = torch.arange(1, 2**tokens)
-    masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
-    weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
-    return _sum(masked_NL, masked_NL, np.array(weights_N))
-
-
 def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
     numbers_N = np.arange(len(masked_NL))
     return Plan(masked_NL, wanted_NL, numbers_N, weights_N, False, numbers_N)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache, partial
-from importlib import metadata
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,59 +89,6 @@ if TYPE_CHECKING:
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
 
-def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
-    """Write results_<date>.json and samples_<task>_<date>.jsonl with lm-eval's own writer, in place
-    of earlier ones; the results lose their samples.
-
-    Raises:
-        OSError: if they cannot be written.
-    """
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.loggers.utils import add_tokenizer_info
-
-    settings, loaded = model.settings, model.loaded
-    samples = results.pop("samples", {})
-    given = {"pretrained": loaded.name}
-    results["config"] = {
-        "model": "sinklab",
-        "model_args": given,
-        "model_num_parameters": loaded.model.num_parameters(),
-        "model_dtype": str(loaded.model.dtype),
-        "model_revision": loaded.revision,
-        "batch_size": settings.batch,
-        "device": str(loaded.model.device),
-        "limit": settings.limit,
-        "fewshot_seed": FEWSHOT_SEED,
-        "sinklab": kept_record(settings),
-    }
-    results["date"] = time.time()
-    for package in ("lm_eval", "transformers"):
-        results[f"{package}_version"] = metadata.version(package)
-    add_tokenizer_info(results, model)
-    for earlier in _files_of_lm_eval(folder):
-        earlier.unlink()
-    # given the name of a file, it puts everything beside that file
-    tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    template = model.tokenizer.chat_template if settings.chat else None
-    tracker.general_config_tracker.log_experiment_args(
-        "sinklab", given, None, template, settings.chat
-    )
-    tracker.save_results_aggregated(results, samples)
-    for task, rows in samples.items():
-        tracker.save_results_samples(task, rows)
-    written = _files_of_lm_eval(folder)
-    # its writer reports a failure as a warning and goes on
-    if len(written) != 1 + len(samples):
-        raise OSError(
-            f"{folder}: lm-eval's result files could not be written; {len(written)} of them were"
-        )
-    return written
-
-
-def _files_of_lm_eval(folder: Path) -> list[Path]:
-    return [*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl")]
-
-
 def evaluate(
     settings: EvalSettings | None = None,
     model: str | Loaded | Callable[[], Loaded] = "tiny",
@@ -156,8 +102,8 @@ def evaluate(
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and
     document: prompt, answer, target, right), ``sinks`` (per watched request and layer, see
     :func:`sink_columns`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits as
-    carried out, and the columns of `Dose`). Beside them lie lm-eval's own ``results_*.json`` and
-    ``samples_*.jsonl``, and ``answers``, a row of JSON per request, to continue an interrupted run.
+    carried out, and the columns of `Dose`). ``answers`` has a row of JSON per request, to continue
+    an interrupted run.
 
     Args:
         settings: of the evaluation.
@@ -227,7 +173,7 @@ def _counter(progress: Progress, before: int, most: int, total: int) -> Callable
 
 def conclude(work: Work) -> None:
     """Write the tables ``scores``, ``samples`` and ``doses`` (if keys were blocked) from the
-    answers, and lm-eval's own files.
+    answers.
     """
     from lm_eval.evaluator import evaluate as run_tasks
 
@@ -258,7 +204,6 @@ def conclude(work: Work) -> None:
     for name, rows in {"scores": scores, "samples": samples, "doses": dose_rows(model)}.items():
         if rows:
             work.run.table(name, rows)
-    work.run.keep(write(work.run.path, results, model))
 
 
 def score_only(settings: EvalSettings) -> list[str]:

@@ -222,8 +222,8 @@ class Evaluation(Study):
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
     blocked, how many of them a rule calls sinks, the attention they held, and the share really
     removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
-    the very runs that were scored; lm-eval's own result files lie beside them. Answers are kept in
-    parts of 32 documents: --resume goes on after an interruption.
+    the very runs that were scored. Answers are kept in parts of 32 documents: --resume goes on
+    after an interruption.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
@@ -320,7 +320,7 @@ class Evaluation(Study):
         return {part: contents(work.plan, work.plan.asked[part], nothing) for part in samples}
 
     def finish(self, work: Work) -> None:
-        """Write scores, answers and doses, and lm-eval's own files."""
+        """Write scores, answers and doses."""
         from sinklab.lab.studies.benchmarks.run import conclude
 
         conclude(work)
