@@ -18,12 +18,19 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.instrument import Dose, Intervention, intervene
-from sinklab.core.subject.tokens import TokenSampling, proposals
+from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
 from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, placed, scoring_edits
 from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.lab.scoring.writing import is_random, needs_clean_pass, taken, totals
+from sinklab.lab.scoring.writing import (
+    Writing,
+    WritingRequest,
+    is_random,
+    needs_clean_pass,
+    taken,
+    totals,
+)
 
 __all__ = ["LikelihoodSettings", "Scored", "rolling", "score", "scoring_edits"]
 
@@ -286,50 +293,33 @@ def at_least_float32(logits_MV: Tensor) -> Tensor:
     return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
 
-def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
-    """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by
-    number of the request.
-
-    One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as
-    decoding with the rule low_confidence does it: neither [MASK] nor ids that are no text are ever
-    written. A request is done at its first wrong token.
+def greedily_written(
+    scorer: Scorer, requests: Sequence[Request], settings: LikelihoodSettings
+) -> dict[int, bool]:
+    """Whether greedy decoding writes exactly the continuation, by number of the request: one token
+    a step, the one the model is surest of (SMDM's and LLaDA's evaluation of LAMBADA).
     """
-    config = scorer.model.config
-    answers: dict[int, bool] = {}
-    widest = max((len(request.continuation) for request in requests), default=1)
-    rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * config.vocab_size)))
-    waiting = iter(
-        [(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests]
+    decoding = DecodingSettings(
+        rule="low_confidence", cfg_scale=settings.cfg_scale, seed=settings.seed, stop_at_eos=False
     )
-    running: list[tuple[Request, Tensor]] = []
-    while True:
-        running += itertools.islice(waiting, rows - len(running))
-        if not running:
-            return answers
-        asked = [request for request, _ in running]
-        masks = [masked_L for _, masked_L in running]
-        places = [
-            (scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running
-        ]
-        logits_MV, labels_M, rows_M = scorer.logits(asked, masks, masks, places)
-        right = []
-        sure = []
-        texts_MV = logits_MV[:, : config.text_vocab_size]
-        for some_MV, labels in zip(texts_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
-            exact_MV = at_least_float32(some_MV)
-            best_M, tokens_M = proposals(
-                exact_MV, None, TokenSampling(), config.mask_token_id, None
-            )
-            right.append(tokens_M.cpu() == labels)
-            sure.append((best_M - exact_MV.logsumexp(-1)).cpu())
-        right_M, sure_M = torch.cat(right), torch.cat(sure)
-        for row, (request, masked_L) in enumerate(running):
-            here_L = (rows_M == row).nonzero()[:, 0]
-            best = int(sure_M[here_L].argmax())
-            masked_L[masked_L.nonzero()[best, 0]] = False
-            if not right_M[here_L[best]] or not masked_L.any():
-                answers[request.number] = bool(right_M[here_L[best]])
-        running = [each for each in running if each[0].number not in answers]
+    found = {}
+    by_length = sorted(requests, key=lambda one: len(one.continuation))
+    for length, alike in itertools.groupby(by_length, lambda one: len(one.continuation)):
+        some = [*alike]
+        size = max(1, min(scorer.rows, MOST_LOGITS // (length * scorer.model.config.vocab_size)))
+        if is_random(scorer.edits):
+            size = 1
+        for start in range(0, len(some), size):
+            batch = some[start : start + size]
+            asked_of = [WritingRequest(request.context) for request in batch]
+            texts = Writing(scorer.loaded, asked_of, decoding, length, scorer.edits, ends=False)
+            with torch.inference_mode(), texts.begin(measure=False) as writer:
+                for _ in writer.steps():
+                    writer.log.removals.clear()
+            for row, request in enumerate(batch):
+                written = writer.row(row)[:length]
+                found[request.number] = written == [*request.continuation]
+    return found
 
 
 def score(
@@ -380,7 +370,7 @@ def score(
     todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
     written = {}
     if greedy and is_diffusion:
-        written = is_greedy(scorer, todo)
+        written = greedily_written(scorer, todo, settings)
 
     def plan(request: Request) -> Plan:
         tokens = len(request.continuation)
