@@ -98,26 +98,6 @@ def test_a_limit_ends_with_what_the_whole_takes(model, capsys):
     assert "at this rate" not in capsys.readouterr().out
 
 
-def test_a_worker_that_does_not_conclude_computes_no_metrics(model, monkeypatch):
-    from lm_eval.api.task import ConfigurableTask
-
-    usual, calls = ConfigurableTask.process_results, []
-    monkeypatch.setattr(
-        ConfigurableTask, "process_results", lambda *given: (calls.append(1), usual(*given))[1]
-    )
-    settings = EvalSettings(
-        tasks=("gsm8k",), data="data", num_fewshot=0, new_tokens=4, block_length=None
-    )
-    with monkeypatch.context() as patch:
-        # another worker has the tables in work
-        patch.setattr(Evaluation, "finish", lambda study, work: None)
-        patch.setattr(Evaluation, "sentences", lambda study, runs: [])
-        evaluated(model, settings)
-    assert not calls and "scores" not in open_run("out").tables
-    evaluated(model, settings, resume=True)
-    assert len(calls) == 4 * open_run("out").table("scores")["filter"].nunique()
-
-
 # nothing is imported or registered so far, as in a new interpreter
 OWN = """
 import runpy, sys

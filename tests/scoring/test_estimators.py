@@ -55,14 +55,6 @@ def test_the_expectation_is_the_weight_of_every_mask(noise):
         assert weights[mask] == pytest.approx(weight, abs=0.03), mask
 
 
-def test_the_weights_of_all_masks_give_every_token_one_share():
-    # of a model that gives each token log p = -1 whatever is hidden, the score is -L
-    for tokens in (1, 2, 6):
-        plan = every_mask(tokens)
-        sums = -plan.masked_NL.sum(1).numpy().astype(float)
-        assert plan.result(sums)[0] == pytest.approx(-tokens)
-
-
 @NOISES
 def test_a_longer_continuation_of_the_group_shares_what_it_can(noise):
     settings = LikelihoodSettings(samples=64, noise=noise)

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from refusals import refused
-from shared_data import shared
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.benchmarks import harness_model, requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
@@ -257,27 +256,3 @@ def test_without_lm_eval_the_remedy_is_named(monkeypatch):
         lambda name, *rest: None if name == "lm_eval" else find(name, *rest),
     )
     refused(r"pip install 'sinklab\[eval\]'", evaluate, SETTINGS, "tiny", Path("run"))
-
-
-@pytest.mark.slow
-@pytest.mark.ring("extras")
-def test_the_benchmarks_run_offline_on_the_packaged_model():
-    tasks = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai")
-    settings = EvalSettings(
-        tasks=tasks,
-        data=str(shared("data")),
-        run_code=True,
-        limit=2,
-        num_fewshot=0,
-        mask_sinks=5,
-        new_tokens=8,
-        mc_samples=2,
-        record_sinks=1,
-    )
-    run = open_run(evaluate(settings, "tiny", Path("run")))
-    scores = run.table("scores")
-    assert set(scores["task"]) == set(tasks) and set(scores["samples"]) == {2}
-    assert set(run.table("samples")["task"]) == set(tasks)
-    watched = run.table("sinks")
-    assert set(watched["task"]) == set(tasks)
-    assert watched.loc[watched["task"] == "gsm8k", "share"].between(0, 1).all()

@@ -16,7 +16,6 @@ from sinklab.lab.studies.benchmarks.run import table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
-from tiny_tasks import write_gsm8k
 
 SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
 
@@ -76,19 +75,6 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked):
     assert said[:2] == [
         "a, gsm8k, nothing blocked",
         "a, gsm8k, protocol paper, 5 most attended keys blocked",
-    ]
-
-
-def test_controls_stand_beside_and_tokens_can_be_given(asked):
-    asked += [SETTINGS] * 3
-    settings = replace(SETTINGS, tasks=("gsm8k",), new_tokens=7)
-    plan = Plan(ks=(0, 1), controls=("sinks", "random"), chat=True)
-    folders = cells(settings, plan)
-    assert [path.name for path in folders] == ["gsm8k-k0", "gsm8k-k1", "gsm8k-k1-random"]
-    assert [(cell.control, cell.new_tokens, cell.chat) for cell in asked[3:]] == [
-        ("sinks", 7, True),
-        ("sinks", 7, True),
-        ("random", 7, True),
     ]
 
 
@@ -196,20 +182,3 @@ def test_plans_and_settings_that_make_no_sense():
     refused("'rndom'; did you mean 'random'", Plan, controls=("rndom",))
     refused("controls must not be empty", Plan, controls=())
     refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), Path())
-
-
-def test_real_cells_of_a_real_benchmark():
-    pytest.importorskip("lm_eval")
-    write_gsm8k(3)
-    how = {"limit": 2, "num_fewshot": 0, "new_tokens": 4, "block_length": 4}
-    settings = EvalSettings(tasks=("gsm8k",), data="data", **how)
-    folders = cells(settings, Plan(ks=(2,)))
-    runs = [open_run(folder) for folder in folders]
-    assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
-    assert all(run.info.status == "complete" and len(run.table("samples")) == 4 for run in runs)
-    refused(
-        "humaneval runs programs that",
-        cells,
-        replace(settings, tasks=("gsm8k", "humaneval")),
-        Plan(ks=(2,)),
-    )

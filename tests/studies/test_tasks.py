@@ -254,12 +254,3 @@ def test_real_files_are_read_as_they_are_handed_around(name, benchmarks):
     rows = rows_of(name, SOURCES[name].needed(benchmarks, graded(name)))
     assert len(rows) == SIZES[name]
     assert set(rows[0]) == set(DOCUMENTS[name][0])
-
-
-@pytest.mark.ring("extras")
-def test_real_files_make_tasks(benchmarks):
-    names = ["gsm8k", "humaneval", "arc_easy"]
-    tasks = offline.tasks(names, benchmarks, run_code=True)
-    assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [
-        (name, SIZES[name]) for name in names
-    ]
