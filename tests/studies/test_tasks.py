@@ -199,7 +199,7 @@ def test_files_are_read_anew():
             ["race"],
             r"race needs its test split, but looked for test.jsonl, .*race or .*RACE.*get "
             r"the Hub data set "
-            r"EleutherAI/race with python -c .*get\('EleutherAI/race', 'high', split='test'\)",
+            r"EleutherAI/race with hf download --repo-type dataset EleutherAI/race",
         ),
     ],
 )

@@ -140,7 +140,6 @@ class Source:
     """Below the data folder."""
     files: Mapping[str, Sequence[str]]
     """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
-    config: str | None = None
     runs_code: bool = False
     writes: bool = False
     """Whether it asks for text, and for no likelihoods."""
@@ -171,18 +170,14 @@ class Source:
             f"{self.task} needs its {split} split{why}, but looked for {', '.join(patterns)} in "
             f"{' or '.join(str(data / name) for name in self.folders)}, also as "
             f".gz and .bz2, and found none; get the Hub data set {self.hub} with "
-            f"{self.command(data, split)}, or leave out the folder of data to let lm-eval download "
+            f"{self.command(data)}, or leave out the folder of data to let lm-eval download "
             "it"
         )
 
-    def command(self, data: Path, split: str) -> str:
-        """Command that writes the file of a split from the Hub."""
-        names = [*self.files.get(split, ()), f"{split}.jsonl"]
-        goal = data / self.folders[0] / next(name for name in names if name.endswith(".jsonl"))
-        return (
-            f'python -c "from datasets import load_dataset as get; get({self.hub!r}, '
-            f"{self.config!r}, split={split!r}).to_json('{goal}')\""
-        )
+    def command(self, data: Path) -> str:
+        """Command that gets the data set from the Hub."""
+        folder = data / self.folders[0]
+        return f"hf download --repo-type dataset {self.hub} --local-dir {folder}"
 
 
 def _packaged() -> dict[str, Source]:
@@ -193,7 +188,7 @@ def _packaged() -> dict[str, Source]:
         given = {"include": f"{name}/{name}.yaml", **tables.get(own.pop("like", ""), {}), **own}
         named = dict.fromkeys([name, given["hub"].rpartition("/")[2], *given.get("folders", ())])
         given["folders"] = [*named]
-        words = {"task": name, "config": given.get("config")}
+        words = {"task": name, "config": given.pop("config", None)}
         given["files"] = {
             split: [pattern.format_map(words) for pattern in patterns]
             for split, patterns in given["files"].items()
@@ -331,6 +326,6 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
         raise ValueError(
             f"{source.task} needs the Hub data set {source.hub}, but it could not be loaded "
             f"({type(error).__name__}: {first}); on a machine with a network run "
-            f"{source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in "
+            f"{source.command(Path('DATA'))} and give the folder DATA (--data, in "
             "Python data=)"
         ) from error

@@ -84,12 +84,6 @@ def read_runs(
 def _scores(bench: Benchmark, models: dict[Path, Training], metric: str | None) -> list[Row]:
     """Scores of the columns of a table, by whichever of their tasks."""
     home = models.get(Path(str(bench.model.get("name"))).resolve())
-    # by the very weights, if the folder was moved since
-    for folder, one in models.items():
-        file = folder / "weights.sha256"
-        weights = str(bench.model.get("weights_sha256"))
-        if home is None and file.is_file() and file.read_text().strip() == weights:
-            home = one
     sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
     words = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
     about: Row = {"block": words, "key": json.dumps(sizes), "start": "unknown", "seed": 0}
