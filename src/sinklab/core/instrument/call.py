@@ -297,6 +297,8 @@ class Call:
     @property
     def state_BS(self) -> Tensor:
         """State of every canvas position, by `STATES`. Raises ValueError if nothing tells them."""
+        if "state_BS" in self.known:
+            return self.known["state_BS"]
         return position_states_of(self, "a selector of states")
 
     @property

@@ -125,6 +125,8 @@ class Recorder(Listener):
             query_state_BQ=frame.places.get("query_state"),
             made_BHQD=call.by_head(out),
         )
+        if "state" in frame.places:
+            call.known["state_BS"] = frame.places["state"]
         frame.layers[layer] = {"visible": call.visibility.visible_BS}
         self._real_BQ = call.visibility.real_BQ
         with torch.no_grad():

@@ -3,23 +3,28 @@ values, heads' outputs, and hidden states.
 """
 
 # B batch, L layers so far, H query heads (those recorded), K key/value heads, G groups of queries,
-# Q queries, S keys, D width: of a head, or of hidden states; N numbers of a row, R the greatest
-# that are kept, X any axes
+# Q queries, S keys, D width: of a head, or of hidden states; N numbers of a row, or kinds of keys, R
+# the greatest that are kept, X any axes
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity, normalize, pad
 
-from sinklab.core.attention.received import attention_statistics, value_norms
+from sinklab.core.attention.received import (
+    attention_statistics,
+    exactly,
+    softmax_rows,
+    value_norms,
+)
 from sinklab.core.attention.visibility import allowed
 from sinklab.core.errors import Checked, limited
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.keys import dense_mask
 from sinklab.core.instrument.statistics import KEYS, StatesView, Statistic, ValueNorm
-from sinklab.core.registry import fast_path, statistics
-from sinklab.core.sinks import MASKED
+from sinklab.core.registry import fast_path, registered, rules, statistics
+from sinklab.core.sinks import DEFAULT, MASKED, STATES, Rule
 from sinklab.lab.registry import fast_medians
 from sinklab.lab.scoring.hidden_states import real_weight
 
@@ -55,6 +60,35 @@ class ReceivedFromMasked(Statistic, Checked):
         told_BHS = (masked_BHS >= self.least) | (every_BHS == 0)
         mean_BHS = received_BHS / masked_BHS.clamp_min(1)
         return (mean_BHS * every_BHS).masked_fill(~told_BHS, torch.nan)
+
+
+@statistics.register("given_by_state")
+@dataclass(frozen=True)
+class GivenByState(Statistic):
+    """Shares of every query's attention row: on masked, committed and prompt keys, and on sinks,
+    whatever their state. Added sinks have no state.
+    """
+
+    rule: Rule = registered(rules, DEFAULT)
+    """What counts as a sink."""
+
+    axes = ("batch", "layer", "head", "position", "number")
+    columns = ("masked", "committed", "prompt", "sinks")
+    needs_canvas = True
+
+    def measure(self, call: Call) -> Tensor:
+        state_BS = pad(call.state_BS, (call.prefix, 0), value=-1)
+        sinks_BHS = call.sinks(self.rule)
+        kinds = [(state_BS == state)[:, None].expand_as(sinks_BHS) for state in range(len(STATES))]
+        kind_BHSN = torch.stack([*kinds, sinks_BHS], -1)
+        scores = call.scores(call.heads)
+        shares_BHQN = kind_BHSN.new_zeros((*scores.shape, kind_BHSN.shape[-1]), dtype=scores.dtype)
+        with exactly(shares_BHQN.device):
+            for rows in softmax_rows(scores):
+                keys = rows.powers_BHCS.shape[-1]
+                kind = kind_BHSN[rows.at[0], rows.at[1], :keys].to(scores.dtype)
+                shares_BHQN[rows.at] = (rows.powers_BHCS @ kind) * rows.inverse_BHC.unsqueeze(-1)
+        return shares_BHQN
 
 
 WINDOW = 8

@@ -59,6 +59,9 @@ def with_dose(before: Call, after: Call, numbers: dict[str, Tensor]) -> dict[str
         # A query left as it was saw nothing but these keys: it gives them a mass of 1.
         blocked_BHS = before.of_heads(found.blocked_BHS)
         held_BH = before.received_BHS.masked_fill(~blocked_BHS, 0.0).sum(-1) - numbers["alone"]
+        if is_masked and after.alone_BH is None:
+            # not blocked: they keep a part of their weight
+            held_BH -= after.received_BHS.masked_fill(~blocked_BHS, 0.0).sum(-1)
         numbers["removed"] = held_BH / real_queries_B1(before)
     elif (
         # if the scores themselves are others, no share of them was removed

@@ -1,5 +1,5 @@
-"""Ways to take keys away from an attention call. The core has one, `Mask`; those that change the
-values of keys are in `sinklab.lab.measures.values`.
+"""Ways to take keys away from an attention call. The core has one, `Mask`; those that take a part
+of their weight, or change their values, are in `sinklab.lab.measures`.
 """
 
 # B batch, H query heads, S keys
@@ -14,8 +14,8 @@ from sinklab.core.registry import removals
 
 @dataclass(frozen=True)
 class Removal(Checked):
-    """Way to take keys away from the queries of a head: `Mask` blocks them; all others leave the
-    attention as it is and change what the keys give.
+    """Way to take keys away from the queries of a head: `Mask` blocks them, and others take a part
+    of their weight, or leave the attention as it is and change what the keys give.
     """
 
     blocks = False
