@@ -3,8 +3,8 @@ values, heads' outputs, and hidden states.
 """
 
 # B batch, L layers so far, H query heads (those recorded), K key/value heads, G groups of queries,
-# Q queries, S keys, D width: of a head, or of hidden states; N numbers of a row, or kinds of keys, R
-# the greatest that are kept, X any axes
+# Q queries, S keys, D width: of a head, or of hidden states; N numbers of a row, or kinds of keys,
+# R the greatest that are kept, X any axes
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,0 +1,82 @@
+"""Which heads depend on their strongest key, in one pass: a screen before keys are really blocked.
+
+Blocking a key of weight p and value v changes a row's output o to o + p (o − v) / (1 − p). To first
+order the loss rises by the product of that change with the gradient of the loss, summed over rows:
+attribution patching (arXiv 2310.10348; its errors: AtP*, arXiv 2403.00745) of an edit with a closed
+form. One forward and one backward serve all heads, and each keeps O(S) numbers. It is worst where
+p is large, which is at sinks: block the first ones for real.
+"""
+
+# B batch, H query heads, Q queries, S keys, D head dim
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.core.attention.received import row_logsumexp
+from sinklab.core.instrument import Call, Listener
+from sinklab.core.instrument.routes import tapped
+
+
+class _Screen(Listener):
+    """Keeps the output of every attention call, and the change of it by a blocked key."""
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.outputs: list[Tensor] = []
+        self.changes_BHQD: list[Tensor] = []
+
+    def observe(self, call: Call, out: Tensor) -> None:
+        if not out.requires_grad:
+            raise ValueError(
+                f"the screen takes gradients of every attention call, but the output of "
+                f"{call.layer} has none: give a model with get_input_embeddings() and no "
+                "torch.no_grad() inside"
+            )
+        self.layers.append(call.layer)
+        self.outputs.append(out)
+        with torch.no_grad():
+            strongest_BHS = call.top(call.received_BHS, 1)
+            without = call.block(strongest_BHS)
+            lse_BHQ, left_BHQ = (
+                row_logsumexp(one.q_BHQD, one.k_BKSD, **one.masking) for one in (call, without)
+            )
+            # p / (1 − p); a row that sees nothing else stays as it is
+            weight_BHQ = torch.expm1(lse_BHQ - left_BHQ).nan_to_num(posinf=0.0)
+            at_BH11 = strongest_BHS.int().argmax(-1)[..., None, None]
+            v_BHSD = call.expand_kv(call.v_BKSD)
+            v_BH1D = v_BHSD.gather(2, at_BH11.expand(-1, -1, 1, v_BHSD.shape[-1]))
+            o_BHQD = call.by_head(out.detach())
+            self.changes_BHQD.append(weight_BHQ.to(o_BHQD.dtype).unsqueeze(-1) * (o_BHQD - v_BH1D))
+
+
+def first_order_costs(model: Any, losses: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The rise of each row's loss, to first order, if the strongest key of one head alone is
+    blocked: by layer, (B, H).
+
+    Args:
+        model: the model.
+        losses: runs it once, without `torch.no_grad`, and returns the loss of each row, (B,).
+
+    Raises:
+        ValueError: if an attention call has no gradient.
+    """
+    screen = _Screen()
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    hooks = []
+    if embeddings is not None:
+        hooks.append(embeddings.register_forward_hook(lambda *given: given[-1].requires_grad_()))
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), tapped(model, screen):
+            total = losses().sum()
+            gradients = torch.autograd.grad(total, screen.outputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for layer, own, change_BHQD in zip(screen.layers, gradients, screen.changes_BHQD, strict=True):
+        batch, _, queries, dim = change_BHQD.shape
+        own_BHQD = own.reshape(batch, -1, queries, dim)
+        found[layer] = (own_BHQD * change_BHQD).sum((-2, -1)).float()
+    return found
