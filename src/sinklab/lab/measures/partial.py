@@ -47,7 +47,8 @@ class Share(Removal):
     """Bring the keys of every row together to a share α of it.
 
     With the weight p that they have, log[α (1 − p) / ((1 − α) p)] is added to their scores. A row
-    that sees none of them, or nothing else (p = 1), stays as it is.
+    that sees none of them, or nothing else (p = 1), stays as it is. Keys that had less gain: the
+    attention removed is then below 0.
     """
 
     to: float = limited(MISSING, above=0, below=1)

@@ -28,12 +28,6 @@ class _Screen(Listener):
         self.changes_BHQD: list[Tensor] = []
 
     def observe(self, call: Call, out: Tensor) -> None:
-        if not out.requires_grad:
-            raise ValueError(
-                f"the screen takes gradients of every attention call, but the output of "
-                f"{call.layer} has none: give a model with get_input_embeddings() and no "
-                "torch.no_grad() inside"
-            )
         self.layers.append(call.layer)
         self.outputs.append(out)
         with torch.no_grad():
@@ -70,6 +64,11 @@ def first_order_costs(model: Any, losses: Callable[[], Tensor]) -> dict[str, Ten
     try:
         with torch.inference_mode(False), torch.enable_grad(), tapped(model, screen):
             total = losses().sum()
+            if not (screen.outputs and all(out.requires_grad for out in screen.outputs)):
+                raise ValueError(
+                    "the screen takes gradients of every attention call, but one has none: give a "
+                    "model with get_input_embeddings() and losses that it computes"
+                )
             gradients = torch.autograd.grad(total, screen.outputs)
     finally:
         for hook in hooks:
