@@ -45,6 +45,12 @@ after the other.
 """
 PASSED = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 """Variables of the environment that workers are given."""
+ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+}
+"""Environment of a Ray that joins no cluster."""
 
 Portion = tuple[int, ...]
 """Numbers of samples that are computed together."""
@@ -166,12 +172,12 @@ class Ray:
             )
         if platform.system() != "Linux":
             raise ValueError("workers need Linux; leave --workers out: this process does it all")
-        # Ray sends nothing home and, if it joins no cluster, listens to this machine and this user
-        # alone; it reads that when it is imported
+        # Ray reads these when it is imported: it sends nothing home and, if it joins no cluster,
+        # listens to this machine and this user alone, and its workers are as urgent as this process
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if "RAY_ADDRESS" not in os.environ and "ray" not in sys.modules:
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            for name, value in ALONE.items():
+                os.environ.setdefault(name, value)
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         try:
             import ray
