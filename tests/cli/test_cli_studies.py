@@ -1,7 +1,6 @@
 """`trace`, `mask` and `compare` from the command line, on tiny models."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pandas as pd
@@ -120,14 +119,6 @@ def test_other_processes_are_silent(monkeypatch, capsys):
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 1
     assert re.fullmatch(r" +\d\.\d s  the \[bold\] stage", printed[0])
-
-
-def test_launchers_can_run_it_as_a_module(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["sinklab", "report"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("sinklab", run_name="__main__")
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("sinklab: report needs at least one run folder")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import sinklab
-from commands import cli, out_of
+from commands import cli, error_of, out_of
 from refusals import refused
 from sinklab.core.attention import is_observed, unobserved
 from sinklab.core.instrument import intervene, trace
@@ -306,7 +306,12 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
 
 def test_a_trace_refuses_it_and_generate_writes(tmp_path, capsys):
     folder = save_gemma(tmp_path / "gemma")
-    assert cli(f"generate '5 6' --model {folder} --new-tokens {CANVAS}") == 0
+    asked = f"generate '5 6' --model {folder} --new-tokens {CANVAS} --seed 2"
+    assert out_of(asked, capsys) == sinklab.load(folder).generate([5, 6], CANVAS, seed=2) + "\n"
+    assert (
+        "renoises whole canvases: --temperature can be set for models that fill masks"
+        in error_of(f"{asked} --temperature 0", capsys)
+    )
     assert cli(f"trace '5 6' --model {folder} --out {tmp_path / 'run'}") == 2
     assert "this command needs a model with a mask token" in capsys.readouterr().err
     assert ROWS > IMAGE and not (tmp_path / "run" / "run.json").exists()
