@@ -22,11 +22,12 @@ from PIL import Image
 
 import sinklab
 from sinklab.lab.cli.command import SAMPLING
-from sinklab.lab.cli.tour import MORE_PROMPTS
+from sinklab.lab.cli.tour import BESIDE, MORE_PROMPTS
 from sinklab.lab.records import Run
 from sinklab.lab.reports import report
 from sinklab.lab.reports.drawing import save
 from sinklab.lab.reports.figures import mobility_by_layer, received_map, sink_paths, sink_share
+from sinklab.lab.reports.style import themed
 from sinklab.lab.studies.trace.study import PROMPTS
 
 DOCS = Path(__file__).parent
@@ -50,13 +51,14 @@ def keep(browser: Page, name: str) -> None:
 
 
 def watched(name: str) -> list[Run]:
-    """A packaged model that was watched beside its controls, as the tour does, and its packaged
-    masking curve.
+    """A packaged model that was watched beside its controls, as the tour does, and what of it was
+    measured beforehand.
     """
-    how = {"new_tokens": 24, "block_length": 24, **SAMPLING}
+    how = {"new_tokens": 24, "block_length": 8, **SAMPLING}
     run = sinklab.load(name).watch((*PROMPTS, *MORE_PROMPTS), twin=True, progress=print, **how)
-    curve = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves", name)
-    return [run, sinklab.open_run(str(curve))]
+    packaged = Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged")))
+    folders = [packaged / kind / name for kind in BESIDE]
+    return [run, *(sinklab.open_run(folder) for folder in folders if folder.is_dir())]
 
 
 def take_page(browser: Page) -> None:
@@ -79,13 +81,14 @@ def take_pair(browser: Page, folder: Path) -> None:
 
 def take_figures(runs: list[Run]) -> None:
     """Four figures on the axes of one: of the model with an added sink, and of both."""
-    canvas = Figure(figsize=(9.6, 6.6), layout="constrained")
-    axes = canvas.subplots(2, 2)
-    received_map(runs[1], axes[0, 0])
-    for draw, ax in ((sink_paths, axes[0, 1]), (sink_share, axes[1, 0])):
-        draw(runs, ax)
-    mobility_by_layer(runs, axes[1, 1])
-    save(canvas, "png", DOCS / "gallery-figure-1.png")
+    with themed():
+        canvas = Figure(figsize=(9.6, 6.6), layout="constrained")
+        axes = canvas.subplots(2, 2)
+        received_map(runs[1], axes[0, 0])
+        sink_paths(runs, axes[0, 1])
+        sink_share(runs, axes[1, 0])
+        mobility_by_layer(runs, axes[1, 1])
+        save(canvas, "png", DOCS / "gallery-figure-1.png")
 
 
 def take_live(browser: Page) -> None:

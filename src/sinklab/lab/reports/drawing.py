@@ -340,8 +340,8 @@ def finish(ax: Axes, *, grow: bool) -> None:
     if not names:
         return
     canvas = canvas_of(ax)
-    # an entry has a line and letters of some 0.06 inches
-    columns = 2 if canvas.get_figwidth() > 2 * (0.5 + 0.06 * max(map(len, names))) else 1
+    # an entry has a line and letters of some 0.07 inches
+    columns = 2 if canvas.get_figwidth() > 2 * (0.5 + 0.07 * max(map(len, names))) else 1
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
     if grow:
         canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // columns))
