@@ -11,7 +11,7 @@ import pytest
 
 from refusals import refused
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.base import shard_of
+from sinklab.lab.studies.settings import shard_of
 from sinklab.lab.studies.trace import run as observation
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import contents, difference

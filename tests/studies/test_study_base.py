@@ -21,8 +21,9 @@ from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import studies
-from sinklab.lab.studies.base import Study, as_record, from_record
+from sinklab.lab.studies.base import Study
 from sinklab.lab.studies.curve import Curve, CurveSettings
+from sinklab.lab.studies.settings import as_record, from_record
 from sinklab.lab.studies.trace.study import StudySettings, Trace
 from tiny_diffusion import save_tiny, tiny_loaded
 
@@ -103,8 +104,8 @@ def test_a_plugin_is_a_command(lengths, capsys):
     printed = out_of(
         f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out", capsys
     ).splitlines()
-    assert printed[0].startswith("out: ")
-    assert printed[1] == "run folder: out"
+    assert printed[0] == "run folder: out"
+    assert printed[1].startswith("out: ")
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
     assert cli(f"lengths --model {model} --plugin={EXAMPLE} --config out --out again") == 0
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))

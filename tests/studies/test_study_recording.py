@@ -241,7 +241,7 @@ RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_mask
 
 
 @pytest.mark.parametrize(("sink", "layers"), [(0, ()), (2, ()), (1, (1,))])
-def test_the_tables_tell_states_apart_and_massive_activations(sink, layers):
+def test_massive_activations_are_told_with_sinks_at_their_positions(sink, layers):
     """Against loops over the arrays, and hooks on the layers."""
     loaded = tiny_loaded(sink)
     settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
@@ -250,35 +250,14 @@ def test_the_tables_tell_states_apart_and_massive_activations(sink, layers):
         name: array.astype(np.float64) for name, array in run.arrays("attention", sample=0).items()
     }
     recorded = list(layers) or [0, 1]
-    states, massive = run.table("states"), run.table("massive_activations")
+    massive = run.table("massive_activations")
     assert len(massive) == 4 * len(recorded) * 3 and "massive_activations" not in arrays
     for step in range(4):
         ids, state_S = step_of(run, step)
         hidden = hidden_states(loaded, ids)
-        received_LHS, masked_LHS = (
-            arrays[name][step][..., sink:] for name in ("received", "received_from_masked")
-        )
+        received_LHS = arrays["received"][step][..., sink:]
         sinks_LHS = received_LHS > 1 + 3 * (len(ids) - 1) / len(ids)
         for place, layer in enumerate(recorded):
-            rows = states[(states["step"] == step) & (states["layer"] == layer)].set_index("state")
-            assert set(rows.index) == {
-                ("masked", "committed", "prompt")[state] for state in set(state_S)
-            }
-            for state, name in enumerate(("masked", "committed", "prompt")):
-                if name not in rows.index:
-                    continue
-                here, row = state_S == state, rows.loc[name]
-                assert row["positions"] == here.sum()
-                assert row["received"] == pytest.approx(
-                    received_LHS[place][:, here].mean(), rel=2e-3
-                )
-                masked = masked_LHS[place][:, here].mean()
-                assert np.isnan(masked) == ((state_S == 0).sum() < 8)
-                assert row["received_from_masked"] == pytest.approx(masked, rel=2e-3, nan_ok=True)
-                for norm in ("value_norm", "key_norm"):
-                    assert row[norm] == pytest.approx(
-                        arrays[norm][step, place, sink:][here].mean(), rel=2e-3
-                    )
             rows = massive[(massive["step"] == step) & (massive["layer"] == layer)]
             size_SD = np.abs(hidden[layer])
             assert rows["value"].abs().tolist() == pytest.approx(
@@ -296,10 +275,8 @@ def test_the_tables_tell_states_apart_and_massive_activations(sink, layers):
                 assert row.sink_heads_any == pytest.approx(sinks_LHS.mean())
                 expected = sinks_LHS[1, :, position].mean() if not layers and layer == 0 else np.nan
                 assert row.sink_heads_next == pytest.approx(expected, nan_ok=True)
-    assert (
-        np.isnan(arrays["received_from_masked"]).any()
-        and np.isfinite(arrays["received_from_masked"]).any()
-    )
+    few = np.isnan(arrays["received_from_masked"])
+    assert few.any() and not few.all(), "fewer than 8 masked queries"
 
 
 def test_clipped_channels_are_a_table(plain):

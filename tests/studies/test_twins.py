@@ -128,7 +128,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     assert alone.array_files == ("attention", "measures") and "twins" not in alone.tables
     assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
     assert Trace().settings_of(path).twin is None
-    (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]
+    (line,) = [line for line in Trace().sentences([alone]) if "--twin" in line]
     assert line.endswith(f"--config {path} --out {path} --resume --twin")
     # the finished run gets them
     wanted = replace(Trace().settings_of(path), twin=True)
@@ -138,7 +138,7 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
     files = tuple(f"{name}{kind}" for kind in kinds for name in ("attention", "measures"))
     assert run.array_files == files
     assert Trace().settings_of(path).twin is True, "a reproduction has them too"
-    assert not any("--twin" in line for line in Trace().closing([run], []))
+    assert not any("--twin" in line for line in Trace().sentences([run]))
     written = (path / "twins.parquet").stat().st_mtime_ns
     study(tiny_loaded(), path, wanted, resume=True)
     assert (path / "twins.parquet").stat().st_mtime_ns == written

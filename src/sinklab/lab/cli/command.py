@@ -18,8 +18,9 @@ from sinklab.lab.cli.progress import show as show
 from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
 from sinklab.lab.records.writing import refuse_taken
-from sinklab.lab.studies.base import Study, as_record, shard_of
+from sinklab.lab.studies.base import Study
 from sinklab.lab.studies.progress import duration
+from sinklab.lab.studies.settings import as_record, shard_of
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -284,7 +285,9 @@ def conduct(
     named = f"run folder: {folders}"
     if several:
         named = f"run folders: {folders}"
-    lines = [*study.sentences(runs), named, *study.closing(runs, drawn)]
+    lines = [named, *study.sentences(runs)]
+    if drawn:
+        lines.append(f"drawn: {', '.join(map(str, drawn))}")
     if progress.whole:
         lines.append(f"at this rate the whole takes {duration(progress.whole)}")
     return lines

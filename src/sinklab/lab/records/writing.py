@@ -333,7 +333,7 @@ class RunWriter:
                 dims.setdefault(name, {}).update(axes)
                 own = {f"{sample}/{key}": value for key, value in values.items()}
                 arrays.setdefault(name, {}).update(own)
-        sums = {}
+        sums: dict[str, str] = {}
         for name, frames in tables.items():
             sums |= self._file(TABLES, name, part, partial(_write_tables, frames=frames))
         for name, values in arrays.items():

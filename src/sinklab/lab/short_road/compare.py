@@ -34,7 +34,7 @@ from sinklab.lab.scoring.requests import (
     scoring_edits,
 )
 from sinklab.lab.scoring.settings import LikelihoodSettings
-from sinklab.lab.studies.base import heldout_text
+from sinklab.lab.studies.settings import heldout_text
 
 NONE = "none"
 """Arm without edits, which every comparison has."""

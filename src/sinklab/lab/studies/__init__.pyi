@@ -4,12 +4,6 @@ from .about import text_of as text_of
 from .base import Row as Row
 from .base import Study as Study
 from .base import Work as Work
-from .base import ascending as ascending
-from .base import heldout_text as heldout_text
-from .base import is_there as is_there
-from .base import kept_record as kept_record
-from .base import labels_of as labels_of
-from .base import of_each as of_each
 from .progress import Audience as Audience
 from .progress import Meter as Meter
 from .progress import Progress as Progress
@@ -32,3 +26,9 @@ from .scored import verdict_lines as verdict_lines
 from .scored import verdict_table as verdict_table
 from .scored import wide as wide
 from .scored import write_twins as write_twins
+from .settings import ascending as ascending
+from .settings import heldout_text as heldout_text
+from .settings import is_there as is_there
+from .settings import kept_record as kept_record
+from .settings import labels_of as labels_of
+from .settings import of_each as of_each

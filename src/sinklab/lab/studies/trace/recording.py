@@ -22,7 +22,7 @@ from sinklab.core.instrument.recording import padded_stack
 from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
 from sinklab.core.subject import Canvas
-from sinklab.lab.analysis.counts import main_sink, mean_weight, ratio
+from sinklab.lab.analysis.counts import main_sink, mean_weight
 from sinklab.lab.analysis.facts import AXES, FACTS, FACTS_TABLE, WIDE, facts, means
 from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
 from sinklab.lab.checkpoints import token_text
@@ -133,8 +133,6 @@ class Recorder:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
         elif "main_by_state" in wanted:
             names.append("received_by_state")
-            if self._task.is_diffusion:
-                names.append("received_from_masked")
         return tuple(dict.fromkeys(names))
 
     @contextmanager
@@ -223,7 +221,6 @@ class Recorder:
         step["received"] = received_LHK
         if {"main_by_state", "received_by_state"} & self._wanted:
             step |= self._by_state(first, recording, row, moment.state_S)
-        self._of_states(first, step, moment.state_S)
         state_Q = moment.state_S[-1:]
         if self._needs_states:
             state_Q = recording.query_state[0][row].numpy()[self._pad :]
@@ -305,29 +302,6 @@ class Recorder:
             found["received_by_state"] = by_state_GLHK
         return found
 
-    def _of_states(self, first: First, step: Row, state_S: np.ndarray) -> None:
-        """A row per layer and state: means over the positions in the state, and over heads."""
-
-        def shares(received_LHK: np.ndarray) -> np.ndarray:
-            return mean_weight(received_LHK.mean(1), step["visible"]) * step["positions"]
-
-        per_key = {"received": shares(step["received"])}
-        if "received_from_masked" in self._axes:
-            per_key["received_from_masked"] = shares(first("received_from_masked"))
-        per_key |= {name: first(name) for name in ("value_norm", "key_norm") if name in self._axes}
-        for state in np.unique(state_S):
-            here_S = state_S == state
-            rows = {
-                "step": step["step_number"],
-                "layer": np.array(self._selection.layers),
-                "state": np.array(STATES[state], object),
-                "positions": here_S.sum(),
-            }
-            for name, values_LK in per_key.items():
-                here_LS = values_LK[:, -len(state_S) :][:, here_S]
-                rows[name] = ratio(np.nansum(here_LS, 1), (~np.isnan(here_LS)).sum(1))
-            self._tables["states"].append(rows)
-
     def _of_table(self, name: str, values: np.ndarray, step: Row, state_S: np.ndarray) -> None:
         """A row per layer and index on the axes between; for positions, also their state and
         whether they are sinks.
@@ -351,12 +325,11 @@ class Recorder:
         self._tables[statistics.name_of(self._kinds[name])].append(rows)
 
     def tables(self, sample: int) -> dict[str, pd.DataFrame]:
-        """Small tables by name: "states", and one of each statistic that has `columns`
-        ("massive_activations").
+        """One of each statistic that has `columns`, by name ("massive_activations").
 
-        received and received_from_masked are multiples of an even share; sink_heads is the share of
-        all recorded heads in which the position is a sink (the default rule), sink_heads_any its
-        mean over all positions, sink_heads_next the same in the layer that reads the hidden state.
+        sink_heads is the share of all recorded heads in which the position is a sink (the default
+        rule), sink_heads_any its mean over all positions, sink_heads_next the same in the layer
+        that reads the hidden state.
         """
         tables = {}
         for name, parts in self._tables.items():
@@ -461,8 +434,8 @@ def facts_of(
     columns |= {"key": main_TLH, "position": position_TLH}
     texts_TS = np.where(states_TS == STATES.index("masked"), MASK, texts_TS)
     for name, labels_TS in (("token", texts_TS), ("state", token_ages(states_TS))):
-        labels_TLH = np.where(position_TLH < 0, ADDED, labels_TS[at])
-        columns[name] = np.where(main_TLH < 0, None, labels_TLH)
+        columns[name] = np.where(position_TLH < 0, ADDED, labels_TS[at])
+        columns[name][main_TLH < 0] = None
     columns |= {name: found[name].astype(np.float16) for name in WIDE}
     table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
     return Contents({FACTS_TABLE: table}, {FACTS: _as_stored(small, axes)})

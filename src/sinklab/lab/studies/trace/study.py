@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import limited, one_of
@@ -226,7 +225,7 @@ class Trace(Study):
             about["forward"] = FAST
         return about
 
-    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
+    def sentences(self, runs: list[Run]) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to block its
         sinks.
         """
@@ -249,9 +248,8 @@ class Trace(Study):
 study = Trace()
 """Trace a model while it writes and keep everything.
 
-Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (attention received by
-masked, committed and prompt positions, and their norms), ``massive_activations``, ``generations``
-(``removals`` and ``clipped`` under edits), ``control``.
+Arrays ``attention``, ``measures`` (and ``maps``); tables ``tokens``, ``steps``, ``facts``,
+``massive_activations``, ``generations`` (``removals`` and ``clipped`` under edits), ``control``.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
