@@ -16,7 +16,7 @@ from torch import Tensor
 from sinklab.core.instrument import BlockKeys, TopKeys
 from sinklab.lab.analysis.answers import staying_word
 from sinklab.lab.analysis.estimates import median_over
-from sinklab.lab.analysis.strongest import strongest
+from sinklab.lab.analysis.movement import STRONG, chance_elsewhere, of_windows
 from sinklab.lab.measures import EqualMass, MaskSinks, Random
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.reports.runs import as_studies
@@ -64,9 +64,9 @@ def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
     for sample in map(study.sample, study.recorded):
         arrays = sample.derived()
         windows = None if loaded.family == "diffusion" else sample.array("window_received")
-        found = strongest(arrays["main"], arrays["share"], added=sample.added, windows_WLHK=windows)
-        mobility.append(found.mobility_strong)
-        strong.append(found.strong_share)
+        stays, share = of_strong(arrays["main"], arrays["share"], windows)
+        mobility.append(stays)
+        strong.append(share)
     median = median_over(mobility)
     told = {
         "word": staying_word(median),
@@ -81,6 +81,25 @@ def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
         **told,
         "sentence": run.summary()["stay"].sentence,
     }
+
+
+def of_strong(
+    key_TLH: np.ndarray, weight_TLH: np.ndarray, windows_WLHK: np.ndarray | None = None
+) -> tuple[float, float]:
+    """Mobility over the heads with a strong key, be it another in every window of queries, and the
+    share of heads that have one.
+    """
+    counts_LH = np.maximum((~np.isnan(weight_TLH)).sum(0), 1)
+    strong_LH = np.nansum(weight_TLH, axis=0, dtype=float) / counts_LH > STRONG
+    mobility_LH, counted_LH = chance_elsewhere(key_TLH, key_TLH >= 0), strong_LH
+    if windows_WLHK is not None:
+        mobility_LH, window_LH = of_windows(windows_WLHK)
+        counted_LH = strong_LH | (np.nan_to_num(window_LH) > STRONG)
+    known = mobility_LH[counted_LH & ~np.isnan(mobility_LH)]
+    mean = float("nan")
+    if len(known):
+        mean = float(known.mean())
+    return mean, float(strong_LH.mean())
 
 
 def redrawn(model: Any, rows_NS: Tensor, attention: str, mask_id: int) -> dict[str, Any]:
@@ -98,11 +117,10 @@ def redrawn(model: Any, rows_NS: Tensor, attention: str, mask_id: int) -> dict[s
             weights_NLHK = weights_of(model, masked_at(rows_NS, ratio, mask_id, draw), seen)
             top_NLH, place_NLH = weights_NLHK.nan_to_num(-1).max(-1)
             draws.append((place_NLH.numpy(), top_NLH.numpy()))
-        added = weights_NLHK.shape[-1] - rows_NS.shape[1]
         found[str(ratio)] = []
         for row in range(len(rows_NS)):
             key_TLH, weight_TLH = (np.stack([one[part][row] for one in draws]) for part in (0, 1))
-            found[str(ratio)].append(strongest(key_TLH, weight_TLH, added=added).mobility_strong)
+            found[str(ratio)].append(of_strong(key_TLH, weight_TLH)[0])
     return found
 
 

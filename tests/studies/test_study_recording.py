@@ -257,7 +257,7 @@ def test_massive_activations_are_told_with_sinks_at_their_positions(sink, layers
         hidden = hidden_states(loaded, ids)
         received_LHS = arrays["received"][step][..., sink:]
         sinks_LHS = received_LHS > 1 + 3 * (len(ids) - 1) / len(ids)
-        for place, layer in enumerate(recorded):
+        for layer in recorded:
             rows = massive[(massive["step"] == step) & (massive["layer"] == layer)]
             size_SD = np.abs(hidden[layer])
             assert rows["value"].abs().tolist() == pytest.approx(

@@ -15,11 +15,10 @@ import planted
 from scipy import optimize
 
 from sinklab.core.sinks import DEFAULT, find_sinks
-from sinklab.lab.analysis.counts import main_sink, mean_weight
+from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.analysis.estimates import Estimate, mean_interval
 from sinklab.lab.analysis.explained import explained_mass
-from sinklab.lab.analysis.movement import MotionSummary, motion
-from sinklab.lab.analysis.strongest import strongest
+from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion, of_windows
 from sinklab.lab.analysis.verdicts import (
     Verdict,
     holm,
@@ -240,13 +239,13 @@ def read_causal(map_HSS, prompt=16):
     for number in range(len(windows_WLHK)):
         start, seen = WINDOW * number, WINDOW * number + 1
         windows_WLHK[number, 0, :, :seen] = map_HSS[:, start : start + WINDOW, :seen].mean(1)
-    found = strongest(
-        main_sink(weight_TLHK), np.fmax.reduce(weight_TLHK, axis=-1), windows_WLHK=windows_WLHK
-    )
+    mobility_LH, window_LH = of_windows(windows_WLHK)
+    weight_TLH = np.fmax.reduce(weight_TLHK, axis=-1)
+    counted_LH = (np.nan_to_num(np.nanmean(weight_TLH, axis=0)) > STRONG) | (window_LH > STRONG)
     visible = visible_TK[:, None, None]
     whole = motion(received_TLHK, visible).overall
     sinks = find_sinks(received_TLHK[-1], DEFAULT, visible[-1]).sum()
-    return Written(whole.of_heads(found.mobility_LH, found.counted_LH), int(sinks))
+    return Written(whole.of_heads(mobility_LH, counted_LH), int(sinks))
 
 
 @cache

@@ -16,9 +16,8 @@ import numpy as np
 
 from sinklab.core.sinks import DEFAULT, STATES, Excess, Gu, Rule, has_unequal_counts, where_exists
 from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
-from sinklab.lab.analysis.movement import at_key, followed
+from sinklab.lab.analysis.movement import at_key, chance_elsewhere, followed, of_windows
 from sinklab.lab.analysis.rules import Top
-from sinklab.lab.analysis.strongest import chance_elsewhere, strongest
 
 CHUNK = 1 << 22
 """numbers of received attention that are worked on at once, in whole layers"""
@@ -361,18 +360,21 @@ def _of_strongest(
     found: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], added: int, so_far: bool
 ) -> np.ndarray:
     """The fields of `HEADS` behind those of `Motion`."""
-    how: dict[str, Any] = {"mobility_LH": found["heads"][MOTION.index("mobility")]}
+    main_TLH, share_TLH = found["main"], found["share"]
+    counts_LH = (~np.isnan(share_TLH)).sum(0)
+    weight_LH = ratio(np.nansum(share_TLH, axis=0, dtype=float), counts_LH)
+    first_LH = ratio((main_TLH == added).sum(0), (main_TLH >= 0).sum(0))
+    mobility_LH = found["heads"][MOTION.index("mobility")]
+    window_LH = last_LH = np.full(main_TLH.shape[1:], np.nan)
     if so_far:
         # a text of fewer than eight queries has no window
-        how = {"mobility_LH": np.full(found["main"].shape[1:], np.nan)}
+        mobility_LH = window_LH
         if "window_received" in arrays:
-            how = {"windows_WLHK": arrays["window_received"]}
-    one = strongest(found["main"], found["share"], added=added, **how)
-    last_LH = np.full(found["main"].shape[1:], np.nan)
+            mobility_LH, window_LH = of_windows(arrays["window_received"])
     if "last_row_main" in arrays:
         last_TLH = arrays["last_row_main"].astype(int)
         last_LH = chance_elsewhere(last_TLH, last_TLH >= 0)
-    return np.array([one.weight_LH, one.first_LH, one.mobility_LH, one.window_weight_LH, last_LH])
+    return np.array([weight_LH, first_LH, mobility_LH, window_LH, last_LH])
 
 
 def _by_state(

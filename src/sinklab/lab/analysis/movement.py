@@ -1,6 +1,7 @@
 """How main sinks move, step by step, and the motion of all heads in one line."""
 
-# T steps, L layers, H heads, K keys (added sink columns first), "..." any other axes
+# T steps, W windows of queries, L layers, H heads, K keys (added sink columns first), P paths of
+# heads, "..." any other axes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,9 @@ import numpy as np
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
 from sinklab.lab.analysis.estimates import Estimate, median_over
-from sinklab.lab.analysis.strongest import chance_elsewhere
 
+STRONG = 0.3
+"""mean attention weight above which a key is strong (Gu et al. 2410.10781, 3.2)"""
 STATIC, MOVING = 0.25, 0.6
 """cuts of ``motion_word``"""
 
@@ -214,3 +216,56 @@ def followed(
         mean_jump=ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
     )
     return Motion(main, counted, **fields, overall=summarised(fields))
+
+
+def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """Chance (...) that at two of the steps ``here`` the keys (step, ...) differ; NaN with fewer
+    than two.
+
+    1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places.
+    """
+    flat, flags = key.reshape(len(key), -1), here.reshape(len(key), -1)
+    paths, keys = flat.shape[1], int(key.max(initial=0)) + 1
+    cell = (np.arange(paths) * keys + np.maximum(flat, 0))[flags]
+    visits = np.bincount(cell, minlength=paths * keys).reshape(paths, keys).astype(float)
+    total = visits.sum(-1)
+    same = (visits * (visits - 1)).sum(-1)
+    pairs = np.where(total > 1, total * (total - 1), np.nan)
+    return (1 - same / pairs).reshape(key.shape[1:])
+
+
+def of_windows(windows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Chance (layer, head) that two windows of queries have their strongest keys at different
+    places, and the weight of a window's strongest key, mean over windows.
+
+    A column sum keeps its old rows, so that the strongest key of all queries so far stands still by
+    construction; disjoint windows share none. Of two windows only the keys that both see are
+    compared, and a window that sees a single key is not counted. NaN with fewer than two windows
+    that count.
+
+    windows: (window, layer, head, key) mean weight that the queries of each window give the keys
+    that all of them may see; NaN elsewhere.
+    """
+    weight_WPK = np.asarray(windows, dtype=np.float32)
+    shape, keys = weight_WPK.shape[1:3], weight_WPK.shape[-1]
+    # the first window sees a single key
+    greatest_WLH = np.nan_to_num(np.fmax.reduce(weight_WPK[1:], axis=-1))
+    weight_LH = ratio(greatest_WLH.sum(0, dtype=float), np.full(shape, len(greatest_WLH)))
+    weight_WPK = weight_WPK.reshape(len(weight_WPK), -1, keys)
+    seen_W = (~np.isnan(weight_WPK)).any(1).sum(-1)
+    weight_WPK = np.nan_to_num(weight_WPK, nan=-1.0)
+    # the strongest of the first so many keys, for every number of them
+    highest_WPK = np.maximum.accumulate(weight_WPK, axis=-1)
+    before_WPK = np.concatenate(
+        [np.full_like(highest_WPK[..., :1], -np.inf), highest_WPK[..., :-1]], axis=-1
+    )
+    rises_WPK = weight_WPK > before_WPK
+    leader_WPK = np.maximum.accumulate(np.where(rises_WPK, np.arange(keys), 0), axis=-1)
+    counts = [window for window, seen in enumerate(seen_W.tolist()) if seen > 1]
+    differ_P, pairs = np.zeros(weight_WPK.shape[1]), 0
+    for place, window in enumerate(counts):
+        last = seen_W[window] - 1
+        for later in counts[place + 1 :]:
+            differ_P += leader_WPK[window, :, last] != leader_WPK[later, :, last]
+            pairs += 1
+    return ratio(differ_P, np.full(differ_P.shape, pairs)).reshape(shape), weight_LH

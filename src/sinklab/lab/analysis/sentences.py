@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.lab.analysis.estimates import FEWEST, mean_over, median_over
-from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.analysis.words import counted, nats, percent, whole
 
 HEADS = 0.05

@@ -28,8 +28,8 @@ from sinklab.lab.analysis.answers import (
     stays,
 )
 from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.analysis.sentences import contrast
-from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.records.info import SO_FAR, of_twin
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.samples import FIRST, OTHER

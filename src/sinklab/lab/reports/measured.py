@@ -26,9 +26,8 @@ from sinklab.lab.analysis.facts import (
     SUMMED,
     rules_beside,
 )
-from sinklab.lab.analysis.movement import MotionSummary, motion_word, summarised
+from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion_word, summarised
 from sinklab.lab.analysis.rules import threshold
-from sinklab.lab.analysis.strongest import STRONG
 from sinklab.lab.analysis.tokens import enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.samples import ADDED, FIRST, OTHER, Sample, rule_name

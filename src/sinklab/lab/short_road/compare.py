@@ -18,7 +18,7 @@ from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.estimates import FEWEST, mean_over
-from sinklab.lab.analysis.strongest import STRONG
+from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.analysis.words import CONTROLS, counted
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded

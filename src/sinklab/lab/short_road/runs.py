@@ -215,7 +215,7 @@ class Run(reading.Run):
         The chance that it stands at different places at two of the steps at which it is a sink
         under the rule: 0 static to 1 everywhere else; NaN with fewer than two such steps
         (`sinklab.lab.analysis.Motion`). Of an autoregressive model, in two disjoint windows of its
-        queries (`sinklab.lab.analysis.strongest`).
+        queries (`sinklab.lab.analysis.movement.of_windows`).
         """
         study, found = self._study(rule), []
         axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
