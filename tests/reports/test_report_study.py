@@ -1,6 +1,3 @@
-import gc
-import weakref
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -102,20 +99,6 @@ def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
         verdict for verdict in study.verdicts if verdict.name == "sinks only at the start"
     )
     assert verdict.holds is True and verdict.value == 1
-
-
-def test_samples_are_read_one_by_one_and_let_go(make_study):
-    study = one(make_study(added=1))
-    seen = []
-    for sample in study.samples:
-        assert received_of(sample).size
-        seen.append(weakref.ref(sample))
-    assert len(study.samples) == len(seen) == SAMPLES
-    del sample
-    gc.collect()
-    assert [reference() for reference in seen] == [None, None]
-    assert study.layers and study.samples[-1].index == 1
-    assert [sample.index for sample in study.samples] == [0, 1]
 
 
 @pytest.mark.parametrize("added", [0, 2])

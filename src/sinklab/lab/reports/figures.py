@@ -399,7 +399,7 @@ def place_of(study: Study, what: str, number: int) -> int:
 
     ValueError naming the recorded ones.
     """
-    samples = [study.samples.numbers[place] for place in study.recorded]
+    samples = [study.run.samples[place] for place in study.recorded]
     known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
     one_of(f"the {what} of {study.run.path}", number, known)
     return known.index(number)

@@ -503,26 +503,6 @@ class Sample:
         return self.over_keys(self.ages_TS, ADDED)
 
 
-class Samples:
-    """The samples of a run. Each access gives a new Sample, so that the arrays one has read are
-    freed when it is let go.
-    """
-
-    def __init__(self, run: Run, *of_each: Any) -> None:
-        """`of_each`: the other fields of a sample."""
-        self._run, self._of_each = run, of_each
-        self.numbers = run.samples
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, place: int) -> Sample:
-        return Sample(self._run, self.numbers[place], *self._of_each)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return map(self.__getitem__, range(len(self)))
-
-
 def checked(
     run: Run, name: str, columns: set[str], sample: int | None = None, what: str = "a study"
 ) -> pd.DataFrame:

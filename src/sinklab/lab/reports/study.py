@@ -28,7 +28,7 @@ from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import REMEDY, Run
 from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
 from sinklab.lab.reports.measured import Measured, found_of
-from sinklab.lab.reports.samples import Reader, Sample, Samples, rule_name, whole_table
+from sinklab.lab.reports.samples import Reader, Sample, rule_name, whole_table
 
 
 def _unknown(name: str, why: str) -> Verdict:
@@ -169,10 +169,13 @@ class Study(Reader):
     answers = cached_property[Answers](answers_of)
     """Answers of the study to the three questions of its page."""
 
-    @cached_property
-    def samples(self) -> Samples:
-        """The samples, a new object at each access."""
-        return Samples(self.run, self.sink_count, self.rule, self.received, self.twin)
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, new ones at each access, so that arrays that one has read are freed when it
+        is let go.
+        """
+        how = (self.sink_count, self.rule, self.received, self.twin)
+        return [Sample(self.run, number, *how) for number in self.run.samples]
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:

@@ -333,7 +333,7 @@ def _prompts(study: Study) -> list[str | None]:
     if study.generations is None:
         return []
     prompts = study.generations.drop_duplicates("sample").set_index("sample")["prompt"]
-    return [prompts.get(study.samples.numbers[place]) for place in study.recorded]
+    return [prompts.get(study.run.samples[place]) for place in study.recorded]
 
 
 def measures(study: Study) -> dict[str, float]:
