@@ -73,7 +73,7 @@ for _extra in (
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
-SHARED_BY_STUDIES = {"about", "base", "progress", "scored"}
+SHARED_BY_STUDIES = {"about", "base", "progress", "scored", "settings"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # How much there is to read is counted in tokens, by .ci/run; a limit of all lines packed them.
 MODULE_LINES, SPLINTER = 575, 50
