@@ -188,7 +188,7 @@ def report(place, resume):
     if not (given_text() / "traced" / "run.json").exists():
         trace(given_text() / "made", False, twin=False)
         (given_text() / "made").rename(given_text() / "traced")
-    with patch("sinklab.lab.reports.build.picture", undrawn):
+    with patch("sinklab.lab.reports.build.svg_of", undrawn):
         report([open_run(given_text() / "traced")], place, tables=("csv",))
 
 

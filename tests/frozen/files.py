@@ -142,7 +142,7 @@ def write_trace() -> None:
     more = {"statistics": ("all",), "maps": ("1:5:0",), "mask_sinks": (1,)}
     run = lm.watch(["The house stood", "She"], 3, **PLACES, **more).save("run")
     # without its pictures, which are none of its files
-    with patch("sinklab.lab.reports.build.picture", undrawn):
+    with patch("sinklab.lab.reports.build.svg_of", undrawn):
         sinklab.report(run, "page", tables=("csv",))
 
 
