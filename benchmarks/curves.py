@@ -30,12 +30,9 @@ def work(model: str, base: str | None) -> None:
 
     from sinklab.lab.checkpoints.loading import load
     from sinklab.lab.records import open_run
-    from sinklab.lab.studies import scored
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     torch.set_num_threads(1)
-    # a curve of 48 rows times its controls, and makes none that take more than a minute: so here
-    scored.LITTLE = 0.0
     loaded = load(model, base=base) if base else load(model)
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
@@ -44,8 +41,8 @@ def work(model: str, base: str | None) -> None:
             path = masking_curve(loaded, f"{folder}/run", settings)
             times = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
             run = open_run(path)
-            name = "ablation" if settings.by == "layer" else "curve_rows"
-            print(json.dumps(times | {"losses": run.table(name)["loss"].tolist()}), flush=True)
+            losses = run.table("curve_rows")["loss"].tolist()
+            print(json.dumps(times | {"losses": losses}), flush=True)
 
 
 class Turn:
@@ -115,7 +112,7 @@ def main() -> None:
 
     sizes = {"rows": options.rows, "batch": options.batch, "length": 128}
     kinds = {
-        "curve": sizes | {"ks": [0, 1, 5, 10], "controls": ["sinks", "random"]},
+        "curve": sizes | {"ks": [0, 1, 5, 10], "controls": ["sinks", "random"], "twin": False},
         "map": sizes | {"by": "layer", "twin": False},
     }
     results: dict[str, Any] = {}

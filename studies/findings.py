@@ -35,9 +35,9 @@ from sinklab.lab.records.info import of_twin
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.answered import staying_table
 from sinklab.lab.reports.tables import measures
-from sinklab.lab.studies.curve.figures import masking_curve_table
+from sinklab.lab.studies.curve.figures import cost_rows
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
-from sinklab.lab.studies.curve.verdicts import masking_curve_sentences
+from sinklab.lab.studies.curve.verdicts import cost_sentences
 from sinklab.lab.studies.trace.study import StudySettings, study
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
@@ -157,16 +157,16 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
     rows = ("held-out loss, bits per byte", *TRACED)
     shown = pd.DataFrame(columns).reindex(rows).round(4).astype(object)
     table = shown.where(shown.notna(), None).T.to_dict()
-    costs = masking_curve_table(curves)
+    costs = cost_rows(curves)
     return {
         "passages": len(passages()),
-        "rows_of_text": int(curves[0].table("curve")["rows"].iloc[0]),
+        "rows_of_text": int(curves[0].table("curve")["n"].iloc[0]),
         "measures": table,
         "masking": costs[costs["k"].isin([0, 1, 10])]
         .astype(object)
         .where(costs.notna(), None)
         .to_dict("records"),
-        "sentences": masking_curve_sentences(curves),
+        "sentences": cost_sentences(curves),
     }
 
 

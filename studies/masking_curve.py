@@ -18,9 +18,9 @@ from typing import Any
 
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.curve.figures import write_masking_curves
+from sinklab.lab.studies.curve.figures import write_costs
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
-from sinklab.lab.studies.curve.verdicts import masking_curve_sentences
+from sinklab.lab.studies.curve.verdicts import cost_sentences
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/masking-curve"))
 RESULTS = Path(__file__).with_suffix("")
@@ -39,11 +39,11 @@ def score(name: str) -> None:
 def tables() -> None:
     """results.json, masking_curve.csv and the figures."""
     runs = [open_run(RUNS / name) for name in MODELS]
-    written = write_masking_curves(runs, RESULTS, change="log")
+    written = write_costs(runs, RESULTS, change="log")
     (RESULTS / "masking_curve.md").unlink()  # masking_curve.csv has all of it
     found: dict[str, Any] = {
         "settings": dataclasses.asdict(SETTINGS),
-        "sentences": masking_curve_sentences(runs),
+        "sentences": cost_sentences(runs),
     }
     for run in runs:
         model = {

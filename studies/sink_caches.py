@@ -30,10 +30,11 @@ from sinklab import BlockKeys, intervene, trace
 from sinklab.core.instrument import Call, Selector
 from sinklab.core.registry import caches, selectors
 from sinklab.core.subject import Denoiser, Evaluation, Places, Session, cache_of
+from sinklab.lab.analysis.effects import effects
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
-from sinklab.lab.studies import heldout_text, mean_table
+from sinklab.lab.studies import heldout_text
 
 
 @dataclass(frozen=True)
@@ -385,6 +386,16 @@ def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) 
         for policy, sum_3B in sums.items()
     ]
     return pd.concat(tables).rename_axis("row").reset_index()
+
+
+def mean_table(rows: pd.DataFrame, arm: list[str], names: list[str]) -> pd.DataFrame:
+    """A line per arm: means over rows of some columns, with the ends of their 95 % intervals."""
+    parts = []
+    for name in names:
+        found = effects(rows, name, arm=arm, unit="row").set_index(arm)
+        columns = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
+        parts.append(found[[*columns]].rename(columns=columns))
+    return pd.concat([*parts, found["n"].rename("rows")], axis=1).reset_index()
 
 
 def compared(name: str, settings: Settings) -> dict[str, Any]:

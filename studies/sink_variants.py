@@ -26,7 +26,7 @@ import torch
 
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
-from sinklab.lab.scoring import heldout_rows, row_losses
+from sinklab.lab.scoring import arm_losses, heldout_rows
 from sinklab.lab.studies.trace.study import StudySettings, study
 from sinklab.lab.training import TrainSettings, recipe, train
 
@@ -120,8 +120,9 @@ def score(heldout: str) -> None:
             continue
         if not (folder / "losses.npy").exists():
             text = heldout_rows(loaded, heldout, rows=10**9, length=SIZES["length"])
-            losses_R = row_losses(loaded, text.ids_RS, seed=0)
-            np.save(folder / "losses.npy", losses_R.numpy())
+            scored = arm_losses(loaded, {"none": []}, text.ids_RS.tolist())
+            losses_R = np.array([one.loss for one in scored])
+            np.save(folder / "losses.npy", losses_R)
             print(folder.name, f"{losses_R.mean():.4f} nats per token", flush=True)
         if not (RUNS / "traced" / folder.name / "run.json").exists():
             settings = StudySettings(

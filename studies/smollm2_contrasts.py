@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import pandas as pd
 
 from sinklab.lab.analysis.answers import staying_word
+from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.estimates import median_over, median_p
 from sinklab.lab.analysis.movement import MOVING, STATIC
 from sinklab.lab.analysis.verdicts import Verdict, holm
@@ -47,40 +48,23 @@ NOTHING = Crossed(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
 
 
 def crossed(values_ST: np.ndarray, threshold: float = 0.0) -> Crossed:
-    """The mean over seeds and texts, both drawn at random and crossed (two-way layout without
-    replication).
-
-    The variance of the mean is (MS_seeds + MS_texts - MS_rest) / (S T), at least that of one factor
-    alone, with the degrees of freedom of Satterthwaite (1946). With a single seed texts alone are
-    the unit.
-    """
+    """The mean over seeds and texts, both drawn at random (`effects`, crossed)."""
     seeds, texts = values_ST.shape
     if seeds == 0 or texts < 2:
         return NOTHING
-    mean = float(values_ST.mean())
-    by_text_T, by_seed_S = values_ST.mean(0), values_ST.mean(1)
-    of_texts = seeds * float(by_text_T.var(ddof=1))
-    square, freedom = of_texts, float(texts - 1)
-    if seeds > 1:
-        of_seeds = texts * float(by_seed_S.var(ddof=1))
-        rest_ST = values_ST - by_text_T - by_seed_S[:, None] + mean
-        of_rest = float((rest_ST**2).sum()) / ((seeds - 1) * (texts - 1))
-        square = max(of_seeds + of_texts - of_rest, of_seeds, of_texts)
-        parts = (
-            of_seeds**2 / (seeds - 1),
-            of_texts**2 / (texts - 1),
-            of_rest**2 / ((seeds - 1) * (texts - 1)),
-        )
-        freedom = max(1.0, min(square**2 / max(sum(parts), 1e-300), texts - 1))
-    error = math.sqrt(square / (seeds * texts))
-    reach = float(stats.t.ppf(0.975, freedom)) * error
-    p = (
-        2 * float(stats.t.sf(abs(mean - threshold) / error, freedom))
-        if error
-        else float(mean == threshold)
+    rows = (
+        pd.DataFrame(values_ST)
+        .rename_axis("seed")
+        .melt(var_name="text", value_name="value", ignore_index=False)
     )
-    seen = reach + float(stats.t.ppf(POWER, freedom)) * error
-    return Crossed(mean, mean - reach, mean + reach, p, seen, seeds, texts)
+    found = effects(
+        rows.reset_index().assign(arm=""),
+        unit=["text", "seed"],
+        design="crossed",
+        threshold=threshold,
+    )
+    columns = ["mean", "low", "high", "p", "detectable"]
+    return Crossed(*map(float, found[columns].iloc[0]), seeds, texts)
 
 
 def of_seeds(found: dict[str, Any], sibling: str, read: Callable[[Any], Any]) -> np.ndarray:

@@ -20,7 +20,7 @@ from sinklab.lab.analysis.movement import STRONG, chance_elsewhere, of_windows
 from sinklab.lab.measures import EqualMass, MaskSinks, Random
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.scoring.heldout import edited_losses
+from sinklab.lab.scoring.arms import arm_losses
 from sinklab.lab.short_road.models import LM
 from sinklab.lab.studies.benchmarks.run import cells_of, table1
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
@@ -140,14 +140,13 @@ def bounds(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
         "equal mass": [BlockKeys(EqualMass(TopKeys(1)))],
         "strongest, in the same heads": [BlockKeys(EqualMass(TopKeys(1), arm="keys"))],
     }
-    scored = edited_losses(loaded, rows_NS, [*arms.values()], batch=8)
-    losses = {arm: one.losses_R.tolist() for arm, one in zip(arms, scored, strict=True)}
-    taken = {
-        arm: one.dose.row().get("removed")
-        for arm, one in zip(arms, scored, strict=True)
-        if arm != "clean"
-    }
-    return {"loss": losses, "removed": taken}
+    losses: dict[str, list[float]] = {arm: [] for arm in arms}
+    removed: dict[str, list[float]] = {arm: [] for arm in arms if arm != "clean"}
+    for one in arm_losses(loaded, arms, rows_NS.tolist(), batch=8):
+        losses[one.arm].append(one.loss)
+        if one.arm in removed:
+            removed[one.arm].append(one.about["removed"])
+    return {"loss": losses, "removed": {arm: float(np.mean(some)) for arm, some in removed.items()}}
 
 
 def benchmarks(

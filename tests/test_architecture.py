@@ -46,7 +46,8 @@ MAY_IMPORT = {
     "lab.data": CORE | {"lab.files"},
     "lab.training": CORE
     | {"lab.checkpoints", "lab.records", "lab.analysis", "lab.data", "lab.files"},
-    "lab.scoring": CORE | {"lab.checkpoints", "lab.records", "lab.data", "lab.files"},
+    "lab.scoring": CORE
+    | {"lab.analysis", "lab.checkpoints", "lab.records", "lab.data", "lab.files"},
     "lab.measures": EVERYWHERE
     | {"core.attention", "core.instrument", "core.sinks", "lab.files", "lab.scoring"},
     "lab.reports": EVERYWHERE | {"lab.files", "lab.records", "lab.analysis", "core.sinks"},
@@ -73,7 +74,7 @@ for _extra in (
 MAY_IMPORT["extras"] = set()
 MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
-SHARED_BY_STUDIES = {"about", "base", "progress", "scored", "settings"}
+SHARED_BY_STUDIES = {"about", "base", "progress", "controls", "settings"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
 # How much there is to read is counted in tokens, by .ci/run; a limit of all lines packed them.
 MODULE_LINES, SPLINTER = 575, 50

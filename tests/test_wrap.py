@@ -27,7 +27,7 @@ from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.subject import Canvas
 from sinklab.lab.checkpoints.controls import initialised, permuted
-from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, row_losses, score
+from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, score
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.studies.curve.study import Curve, CurveSettings
 from tiny_masked import (
@@ -198,9 +198,7 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path):
     corpus.write_text("\n\n".join([TEXT] * 40), "utf-8")
     rows = heldout_rows(lm, corpus, rows=4, length=16)
     assert rows.ids_RS[:, 0].tolist() == [CLS] * 4
-    losses_R = row_losses(lm, rows.ids_RS)
-    assert losses_R.isfinite().all()
-    settings = CurveSettings(heldout=str(corpus), rows=4, length=16, ks=(0, 1), twin=False, draws=1)
+    settings = CurveSettings(heldout=str(corpus), rows=4, length=16, ks=(0, 1), twin=False)
     table = sinklab.open_run(Curve()(lm, tmp_path / "curve", settings)).table("curve")
     assert set(table["k"]) == {0, 1} and np.isfinite(table["loss"]).all()
     assert tokenizer.eos_token is None, "the tokenizer that was given stays as it is"

@@ -42,7 +42,7 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
     # what is there is taken as it is
-    monkeypatch.setattr("sinklab.lab.studies.curve.reading.CostCurve.measure", None)
+    monkeypatch.setattr("sinklab.lab.studies.curve.arms.rows_of", None)
     curve(model)
     assert "out/plain is there" in capsys.readouterr().err
     refused("out/plain holds a run of", curve, model, rows=2)
@@ -53,12 +53,10 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sinklab.lab.studies.curve.reading.CostCurve.contrasts", fail)
+        patch.setattr("sinklab.lab.studies.curve.arms.cost_table", fail)
         with pytest.raises(KeyboardInterrupt):
             curve(model, controls=("sinks",))
-    assert [*open_run("out/plain").info.files] == [
-        f"{name}-0000.parquet" for name in ("curve_rows", "grown", "phenomenon")
-    ]
+    assert [*open_run("out/plain").info.files] == ["curve_rows-0000.parquet"]
     refused("out/plain holds a run of controls", curve, model)
     curve(model, controls=("sinks",), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"

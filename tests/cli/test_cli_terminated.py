@@ -42,12 +42,12 @@ STUDIES = {
         1,
         "tokens",
     ),
-    "ablate": (
+    "curve": (
         "curve --by layer --model model --rows 3 --length 16",
         RunWriter,
         "write",
         1,
-        "ablation",
+        "curve_rows",
     ),
     "eval": (
         f"eval --model model --tasks gsm8k --data data --limit 4 --num-fewshot 0 {WRITES}",
@@ -79,14 +79,14 @@ def test_a_command_keeps_what_is_written_and_goes_on(name, monkeypatch, capsys):
     )
     # a curve of several models has a folder for each
     run, again = (
-        path / "model" if name == "ablate" else path for path in (Path("run"), Path("whole"))
+        path / "model" if name == "curve" else path for path in (Path("run"), Path("whole"))
     )
     left = open_run(run).info
     assert (left.status, left.error) == ("interrupted", "Terminated: 143")
     kept = {path: path.read_bytes() for path in run.glob("*") if path.name != "run.json"}
     assert kept
     # what is complete of a curve is never made again
-    resume = "" if name == "ablate" else "--resume"
+    resume = "" if name == "curve" else "--resume"
     assert cli(f"{command} --out run {resume}") == 0
     assert cli(f"{command} --out whole") == 0
     ended, whole = open_run(run), open_run(again)

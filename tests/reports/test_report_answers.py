@@ -8,10 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from noted import again
 from test_report_twins import beside
 
 from commands import cli, error_of
+from curves import curve, planted, write_curve
 from sinklab.lab.analysis.answers import Answer, Answers
 from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.cli import main
@@ -149,18 +149,14 @@ def test_the_first_token_is_named_by_its_place(make_study):
 
 @pytest.mark.slow
 def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path):
-    from test_report_benchmarks import curve
-
     run = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
     assert as_studies(run)[0].answers["cost"].word == "not measured"
-    beside_it = curve(
-        tmp_path / "curves" / "tiny", "diffusion", 0.1, controls=("top", "random", "equal_mass")
-    )
+    beside_it = curve(tmp_path / "curves" / "tiny", controls=("top", "random", "equal_mass"))
     (found,), _ = answers([run, beside_it])
     # 0.1 nats a key, a tenth of that for random ones, a half for others of equal mass
     assert found["cost"].sentence.startswith("Costs +0.10 nats a token (4.00 → 4.10, 10 rows, 95")
     assert found["cost"].sentence.endswith(
-        "as many random tokens +0.01, non-sinks of equal mass +0.05."
+        "as many random tokens +0.01, non-sinks of equal mass +0.05. No new sink grew."
     )
     story = cards(report([run, beside_it], tmp_path / "page", tables=()))
     assert found["cost"].sentence in html.unescape(story) and 'id="story-cost-' in story
@@ -168,27 +164,20 @@ def test_a_masking_curve_beside_a_trace_is_the_third_answer(make_study, tmp_path
     assert answers([run, other])[0][0]["cost"].word == "not measured", "of another model"
 
 
-def grown(folder, after, at, before=0.1):
-    """A masking curve of 10 rows with 40 heads: what the strongest of the other keys receives then,
-    (10, 40).
-    """
-    from test_report_benchmarks import curve
-
-    run = curve(folder, "diffusion", 0.1)
-    row, head = np.indices(after.shape).reshape(2, -1)
-    columns = {"row": row, "layer": 0 * row, "head": head, "before": np.full(row.shape, before)}
-    columns |= {"after": after.ravel(), "at": np.broadcast_to(at, after.shape).ravel()}
-    with again(run, resume=True) as writer:
-        writer.table("grown", columns)
-    return open_run(run.path)
+def grown(folder, regrown_R, at):
+    """A masking curve of 10 rows, and in which share of heads a sink grows in each, and where."""
+    rows = planted(0.1, ("top", "random")).set_index(["k", "control"])
+    rows.loc[(1, "top"), "regrown"] = regrown_R
+    rows.loc[(1, "top"), "grown_at"] = np.where(regrown_R, at, np.nan)
+    return write_curve(folder, rows.reset_index())
 
 
 def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
     trace = make_study("plain", samples=SAMPLES)
     tables = {
         "texts": {"staying": {"mobility": [0.1] * 12, "holders": ['{"first token": 5}'] * 12}},
-        "ablate": {
-            "map": {"layer": [0, 1], "head": [2, 1], "delta": [0.09, 0.0], "delta_low": [0.08, 0.0]}
+        "curve": {
+            "curve": {"layer": [0, 1], "head": [2, 1], "mean": [0.09, 0.0], "low": [0.08, 0.0]}
         },
     }
     runs = [trace]
@@ -212,32 +201,25 @@ def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
 def test_a_new_sink_is_said_to_grow_where_the_arrays_have_one(make_study, tmp_path):
     trace = make_study("tiny", samples=SAMPLES, leave_out=("heldout",))
 
-    def said(name, *what, **how):
-        (found,), _ = answers([trace, grown(tmp_path / name / "tiny", *what, **how)])
+    def said(name, *what):
+        (found,), _ = answers([trace, grown(tmp_path / name / "tiny", *what)])
         first, *more = found["cost"].sentence.split(". ")
         assert first.startswith("Costs +0.10 nats")
         return more
 
-    rng = np.random.default_rng(0)
-    after = np.where(rng.random((10, 40)) < 0.4, 0.5, 0.1)
-    share = 100 * np.median((after > 0.3).mean(1))
-    assert said("one", after, 1) == [
-        f"A new sink grew at the token at position 1, in {share:.0f}\u00a0% of heads."
+    share_R = np.linspace(0.35, 0.45, 10)
+    assert said("one", share_R, 1) == [
+        "A new sink grew at the token at position 1, in 40 % of heads."
     ]
-    assert said("added", after, -1) == [
-        f"A new sink grew at the added sink, in {share:.0f}\u00a0% of heads."
+    assert said("added", share_R, -1) == [
+        "A new sink grew at the added sink, in 40\u00a0% of heads."
     ]
-    places = np.arange(400).reshape(10, 40)
-    assert said("places", after, places) == [
-        f"New sinks grew in {share:.0f}\u00a0% of heads, at several tokens."
+    assert said("places", share_R, np.arange(10)) == [
+        "New sinks grew in 40\u00a0% of heads, at several tokens."
     ]
-    assert said("none", np.full((10, 40), 0.29), 1) == ["No new sink grew."]
-    assert said("old", after, 1, before=0.31) == ["No new sink grew."], "they were strong before"
+    assert said("none", np.zeros(10), 1) == ["No new sink grew."]
     # 2 of 40 heads are the threshold itself, which the interval holds
-    some = np.zeros((10, 40))
-    some[:, :2] = 0.5
-    some[:5, 2] = 0.5
-    assert said("unclear", some, 1) == []
+    assert said("unclear", np.repeat([0.05, 0.075], 5), 1) == []
 
 
 @pytest.fixture

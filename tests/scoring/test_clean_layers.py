@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -11,8 +12,8 @@ from sinklab.core.attention.context import is_observed
 from sinklab.core.instrument import BlockKeys, TopKeys, trace
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.measures import MaskPositions, MaskSinks, Random, WindowAttention
+from sinklab.lab.scoring.arms import arm_losses
 from sinklab.lab.scoring.clean_layers import CleanLayers
-from sinklab.lab.scoring.heldout import edited_losses
 from tiny_diffusion import END, MASK, PAD, tiny_backbone, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -48,7 +49,7 @@ def layers_run(loaded, ids_RS):
         layer.mlp.register_forward_hook(lambda *_: ran.append(1) if is_observed(model) else None)
         for layer in model.model.layers
     ]
-    found = edited_losses(loaded, ids_RS, ARMS, seed=3, batch=4)
+    found = [*arm_losses(loaded, dict(enumerate(ARMS)), ids_RS.tolist(), seed=3, batch=4)]
     for hook in hooks:
         hook.remove()
     return len(ran), found
@@ -63,17 +64,15 @@ def test_layers_below_the_first_edit_are_those_of_the_clean_pass_bit_for_bit(fam
     ran_plainly, plain = layers_run(loaded, ids_RS)
     assert ran_plainly == 2 * 4 * len(ARMS) and ran == ran_plainly - 2 * LEFT_OUT
     for one, other in zip(found, plain, strict=True):
-        assert torch.equal(one.losses_R, other.losses_R)
-        assert str(one.dose) == str(other.dose)
-        for name, dose_R in one.doses_by_row().items():
-            assert torch.equal(dose_R.nan_to_num(-1), other.doses_by_row()[name].nan_to_num(-1))
+        np.testing.assert_array_equal(one.nats_P, other.nats_P)
+        np.testing.assert_array_equal([*one.about.values()], [*other.about.values()])
     assert [vars(module).get("forward") for module in loaded.model.modules()] == forwards
 
 
 def test_a_trace_around_it_sees_every_layer():
     loaded, ids_RS = deep("diffusion"), torch.randint(3, 280, (2, 24))
     with trace(loaded.model, ("received",)) as recording:
-        edited_losses(loaded, ids_RS, [[MaskSinks(k=1, layers=(3,))]])
+        list(arm_losses(loaded, {"a": [MaskSinks(k=1, layers=(3,))]}, ids_RS.tolist()))
     assert [step.shape[1] for step in recording.received] == [4]
 
 

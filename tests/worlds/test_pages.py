@@ -6,13 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import planted
 import pytest
 
+from curves import curve_rows
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.studies.curve.verdicts import MaskingCurve, judged
+from sinklab.lab.reports.samples import Reader
+from sinklab.lab.studies.curve import verdicts
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
@@ -86,13 +87,10 @@ def test_a_page_of_three_samples_says_so(tmp_path):
     assert [verdict.holds for verdict in study.verdicts] == [None] * 3
 
 
-def made_up_curve(rng, label, effect, rows=12):
+def made_up_curve(folder, rng, effect, rows=12):
     """A curve whose rows lose `effect` (in standard deviations of a row) by the key, and no more
     than others lose.
     """
-    model = {"family": "diffusion", "name": label}
-    info = SimpleNamespace(kind="curve", model=model, settings={})
-    curve = MaskingCurve(SimpleNamespace(info=info, tables=(), path=Path(label)), label, label)
     ks, arms = (1, 2, 5, 10, 20), ("top", "random", "equal_mass", "matched")
     losses = {(0, "none"): rng.normal(4, 0.5, rows)}
     # what a row loses at more keys goes on from what it loses at fewer, and is skewed, as losses
@@ -103,27 +101,33 @@ def made_up_curve(rng, label, effect, rows=12):
             losses[k, name] = (
                 losses[0, "none"] + steps[name][place] + (effect * 0.07 * k if name == "top" else 0)
             )
-    cells = pd.DataFrame(list(losses), columns=["k", "control"])
-    cells["matched"] = np.where(cells["control"] == "matched", 0.9, np.nan)
-    curve.__dict__.update(losses=pd.DataFrame(losses), rows=cells)
-    return curve
+    return SimpleNamespace(path=folder, rows=curve_rows(losses))
 
 
 @pytest.mark.slow
-def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most():
+def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most(monkeypatch):
     """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be
     found.
     """
-    rng, told, found = np.random.default_rng(0), 0, 0
-    worlds = 300
+    rng, told, found, worlds = np.random.default_rng(0), 0, 0, 300
+    monkeypatch.setattr(verdicts, "finished", lambda run, _: run.rows)
+
+    def page(effect):
+        curves = []
+        for name in "ab":
+            info = SimpleNamespace(kind="curve", model={"family": "diffusion"}, settings={})
+            one = made_up_curve(Path(name), rng, effect)
+            one.info, one.tables = info, ()
+            curves.append(Reader(one, name, name))
+        return verdicts.cost_verdicts(curves)
+
     for _ in range(worlds):
-        page = judged([made_up_curve(rng, name, 0.0) for name in ("a", "b")])
-        assert len(page) == 14
-        told += any(one.holds is not None for one in page.values())
-        page = judged([made_up_curve(rng, name, 0.5) for name in ("a", "b")])
-        found += all(
-            page[name, ("rise", 20)].holds and page[name, ("random", 20)].holds
-            for name in ("a", "b")
-        )
+        none = page(0.0)
+        assert len(none) == 14
+        told += (none["verdict"] != "inconclusive").any()
+        one = page(0.5).set_index("measure")["verdict"]
+        rise = one["cost of the 20 most attended keys"]
+        more = one["cost of the 20 most attended keys against as many random ones"]
+        found += {*rise} == {"costs"} and {*more} == {"costs more"}
     print(f"false on {told / worlds:.3f} of pages, an effect found on {found / worlds:.3f}")
     assert told / worlds <= 0.10 and found / worlds >= 0.8

@@ -11,7 +11,7 @@ from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.reports.tables import measures_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
-from sinklab.lab.studies.curve.verdicts import ablation_sentences, as_curves, judged
+from sinklab.lab.studies.curve.verdicts import cost_verdicts
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
@@ -79,11 +79,11 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
         run = masking_curve(
             loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text)
         )
-        found = [one for one in judged(as_curves(open_run(run))).values() if one.holds is not None]
-        told += len(found)
-        assert all(one.controls.startswith(" (shuffled weights ") for one in found)
+        table = cost_verdicts(open_run(run))
+        told += (table["verdict"] != "inconclusive").sum()
+        assert table["controls"].str.startswith("shuffled weights ").all()
         run = masking_curve(
             loaded, tmp_path / f"map-{seed}", CurveSettings(by="head", ks=(8,), seed=seed, **text)
         )
-        assert "(shuffled weights " in ablation_sentences([open_run(run)])[0]
+        assert cost_verdicts(open_run(run))["controls"][0].startswith("shuffled weights ")
     assert told >= 3, "random weights show a lot"

@@ -7,7 +7,7 @@ PROVIDES = {
     "denoisers": "caching.session",
     "families": "checkpoints.families checkpoints.formats",
     "interventions": "measures.amplify measures.patch measures.positions scoring.hidden_states",
-    "figures": "reports.figures studies.curve.drawing",
+    "figures": "reports.figures studies.curve.figures",
     "removals": "measures.partial measures.values",
     "rules": "analysis.rules measures.soft_rule",
     "schedules": "samplers",

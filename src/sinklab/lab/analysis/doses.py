@@ -1,8 +1,6 @@
-"""Cost of an edit against the attention it removed: maps over heads, and models at the same removed
-mass.
-"""
+"""Cost of an edit against the attention it removed: models at the same removed mass."""
 
-# R rows of text, C cells of a map (layers or heads), K doses
+# R rows of text, K doses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,64 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # its modules load where they are first used
 
-from sinklab.lab.analysis.estimates import (
-    FEWEST,
-    LEVEL,
-    Estimate,
-    jackknife,
-    mean_interval,
-    mean_over,
-)
+from sinklab.lab.analysis.estimates import FEWEST, LEVEL, Estimate, mean_over
 
-FEWEST_CELLS = 10
 PHENOMENON = 0.05
 """A model has heavy sinks if one key holds more than 30 % of the attention in no smaller share of
 its heads.
 """
 MATCHED = 0.5
 """With fewer heads that have a control of equal mass, the comparison hardly describes the model."""
-
-
-def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
-    """Signs of the cells of a map, (C,) of 1 (above zero), −1 (below) and 0 (inconclusive).
-
-    The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg
-    1995; on rows that the cells share, it holds under positive dependence too), and the cell's own
-    interval (`mean_over`) must leave out 0. With fewer than 8 rows all cells are inconclusive.
-    """
-    if len(deltas_RC) < FEWEST:
-        return np.zeros(deltas_RC.shape[1], dtype=int)
-    low_C, high_C = mean_interval(deltas_RC.T)
-    mean_C, error_C = deltas_RC.mean(0), deltas_RC.std(0, ddof=1) / math.sqrt(len(deltas_RC))
-    # a cell in which nothing changes at all has no test
-    ratio_C = np.divide(mean_C, error_C, out=np.zeros_like(mean_C), where=error_C > 0)
-    p_C = 2 * scipy.stats.t.sf(np.abs(ratio_C), len(deltas_RC) - 1)
-    sure_C = (scipy.stats.false_discovery_control(p_C) <= 1 - LEVEL) & ((low_C > 0) | (high_C < 0))
-    return np.where(sure_C, np.sign(mean_C), 0).astype(int)
-
-
-def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
-    """Spearman's correlation over cells of the two maps (means over rows), with an interval over
-    rows (`jackknife`).
-
-    NaN if a map is the same in all cells, or has fewer than 10 of them: an interval over rows knows
-    nothing of how coarse ranks of so few cells are. Noise of a map makes a correlation smaller, not
-    larger.
-    """
-    if deltas_RC.shape[1] < FEWEST_CELLS:
-        return mean_over([])
-
-    def correlation(rows: np.ndarray) -> np.ndarray:
-        # by scipy.stats.spearmanr two equal maps correlate by one less than 1 in the last place
-        one_C = scipy.stats.rankdata(weights_RC[rows].mean(0))
-        other_C = scipy.stats.rankdata(deltas_RC[rows].mean(0))
-        one_C, other_C = one_C - one_C.mean(), other_C - other_C.mean()
-        spread = math.sqrt((one_C**2).sum() * (other_C**2).sum())
-        return np.array(np.divide((one_C * other_C).sum(), spread or math.nan))
-
-    found = mean_over(jackknife(correlation, len(weights_RC)))
-    value = float(correlation(np.arange(len(weights_RC))))
-    return Estimate(value, max(found.low, -1.0), min(found.high, 1.0), found.samples)
 
 
 def no_phenomenon(model: str, rate: float, share: float) -> str:
@@ -126,20 +74,26 @@ class Contrast:
     """p-value of that test; NaN without an interval."""
 
 
-def at_equal_mass(one: Doses, other: Doses) -> Contrast:
-    """Two models at the greatest removed mass that the measured doses of both reach; never beyond
-    the doses of either.
+def common_mass(one: Doses, other: Doses) -> float:
+    """The greatest removed mass that the measured doses of both reach, never beyond the doses of
+    either; NaN if there is none.
 
     Only doses that removed something count: between nothing and its first dose a model was not
     measured.
     """
     masses = [doses.masses_K[doses.masses_K > 0] for doses in (one, other)]
     if any(not len(some) for some in masses):
-        return contrast([], [])
+        return math.nan
     most = min(some.max() for some in masses)
-    if most < max(some.min() for some in masses):
+    return float(most) if most >= max(some.min() for some in masses) else math.nan
+
+
+def at_equal_mass(one: Doses, other: Doses) -> Contrast:
+    """Two models at their `common_mass`."""
+    mass = common_mass(one, other)
+    if math.isnan(mass):
         return contrast([], [])
-    return contrast(one.at(most), other.at(most), float(most))
+    return contrast(one.at(mass), other.at(mass), mass)
 
 
 def contrast(

@@ -15,12 +15,14 @@ import pandas as pd
 import scipy  # its modules load where they are first used
 
 from sinklab.core.errors import one_of
+from sinklab.lab.analysis.doses import contrast
 from sinklab.lab.analysis.estimates import (
     FEWEST,
     LEVEL,
     POWER,
     caution,
     corrected,
+    discoveries,
     mean_over,
     mean_p,
 )
@@ -47,7 +49,9 @@ def effects(
     unit: str | Sequence[str] = "sample",
     base: Any = None,
     pairs: Iterable[tuple[Any, Any]] = (),
+    apart: Iterable[tuple[Any, Any]] = (),
     design: str = "paired",
+    correction: str = "holm",
     doses: Sequence[str] = (),
     threshold: float = 0.0,
     words: tuple[str, str] = ("above", "below"),
@@ -56,7 +60,7 @@ def effects(
 
     Columns: those of the arm; less, the other arm; mean, of the differences of samples; low and
     high, the ends of its 95 % interval; p, of the mean against the threshold, corrected for all
-    lines (Holm 1979); detectable, the difference from the threshold that such samples show 4 times
+    lines; detectable, the difference from the threshold that such samples show 4 times
     in 5; n, samples that count; missing, those that lack an arm; caution, what the samples say
     against the interval; the doses; verdict, one of the words, or "inconclusive". With fewer than 8
     samples there is no interval.
@@ -70,8 +74,11 @@ def effects(
         base: arm that all others are compared with. Without it and without pairs the arms
             themselves are compared with the threshold.
         pairs: (arm, other).
+        apart: (arm, other) that have samples of their own, compared by Welch's t.
         design: "paired"; "binary", for right (1) and wrong (0) answers; or "crossed", for texts
             that several trained models read.
+        correction: "holm" (1979), so that at most 5 % of such calls hold a false word; or
+            "discoveries", so that 5 % of the words are false (Benjamini and Hochberg 1995).
         doses: further columns, of which the mean over all samples of an arm stands in its lines.
         threshold: that the mean is compared with.
         words: for a mean above the threshold, and below.
@@ -81,27 +88,32 @@ def effects(
             that are neither 0 nor 1.
     """
     one_of("design of effects", design, DESIGNS)
+    one_of("correction of effects", correction, CORRECTIONS)
     arms, units = ([one] if isinstance(one, str) else [*one] for one in (arm, unit))
     if len(units) != 1 + (design == "crossed"):
         raise ValueError(f"the unit is one column, of crossed effects text and seed, got {unit!r}")
     wide = _by_sample(rows, value, arms, units)
     beside = rows.groupby(arms, sort=False)[[*doses]].mean()
     lines = []
-    for name, other in _asked(wide, base, [*pairs]):
-        apart = wide[name]
-        if other is not None:
-            apart = apart - wide[other]
+    alone = [*apart]
+    for name, other in _asked(wide, base, [*pairs, *alone]):
+        own = wide[name]
+        if other is not None and (name, other) not in alone:
+            own = own - wide[other]
         if design == "crossed":
-            apart = apart.unstack()
-        known = apart.dropna()
+            own = own.unstack()
+        known = own.dropna()
+        if (name, other) in alone:
+            found = _unpaired(known.to_numpy(float), wide[other].dropna().to_numpy(float))
+        else:
+            found = DESIGNS[design](known.to_numpy(float), threshold)
         keys = name if len(arms) > 1 else (name,)
-        line = dict(zip(arms, keys, strict=True)) | {"less": other}
-        line |= DESIGNS[design](known.to_numpy(float), threshold)._asdict()
-        line |= {"n": len(known), "missing": len(apart) - len(known)}
+        line = dict(zip(arms, keys, strict=True)) | {"less": other} | found._asdict()
+        line |= {"n": len(known), "missing": len(own) - len(known)}
         line["caution"] = caution(known.to_numpy().reshape(len(known), -1).mean(1), units[0])
         lines.append(line | beside.loc[[name]].iloc[0].to_dict())
     table = pd.DataFrame(lines)
-    table["p"] = corrected(table["p"])
+    table["p"] = CORRECTIONS[correction](table["p"])
     is_sure = table["p"] <= 1 - LEVEL
     told = [is_sure & (table["low"] > threshold), is_sure & (table["high"] < threshold)]
     return table.assign(verdict=np.select(told, words, INCONCLUSIVE))
@@ -147,6 +159,14 @@ def _asked(wide: pd.DataFrame, base: Any, pairs: list[tuple[Any, Any]]) -> list[
 def _paired(apart_S: np.ndarray, threshold: float) -> Found:
     over = mean_over(apart_S)
     return Found(over.value, *over.interval, mean_p(apart_S, threshold), over.reach)
+
+
+def _unpaired(one_S: np.ndarray, other_S: np.ndarray) -> Found:
+    """Samples of two arms that are not the same ones."""
+    found = contrast(one_S, other_S)
+    return Found(
+        found.difference.value, *found.difference.interval, found.p, found.difference.reach
+    )
 
 
 def _binary(apart_S: np.ndarray, threshold: float) -> Found:
@@ -203,4 +223,8 @@ DESIGNS: dict[str, Callable[[np.ndarray, float], Found]] = {
     "paired": _paired,
     "binary": _binary,
     "crossed": _crossed,
+}
+CORRECTIONS: dict[str, Callable[[Any], np.ndarray]] = {
+    "holm": corrected,
+    "discoveries": discoveries,
 }

@@ -104,7 +104,7 @@ class Tour(Command):
         from sinklab.lab.checkpoints.gguf_files import find
         from sinklab.lab.reports.build import report
         from sinklab.lab.reports.runs import as_shown
-        from sinklab.lab.studies.curve.figures import write_masking_curves
+        from sinklab.lab.studies.curve.figures import write_costs
 
         started = time.perf_counter()
         out = self.out
@@ -130,7 +130,7 @@ class Tour(Command):
             read = as_shown([*runs, *beside])
             page = report(read, out / "report")
             curves = [run for run in beside if run.info.kind == "curve"]
-            drawn = write_masking_curves(curves, out / "masking")
+            drawn = write_costs(curves, out / "masking")
         texts = []
         for run in runs:
             written = run.table("generations").iloc[0]

@@ -28,7 +28,6 @@ from sinklab.lab.analysis.answers import (
     stays,
 )
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.records.info import SO_FAR, of_twin
 from sinklab.lab.records.reading import Run
@@ -156,14 +155,14 @@ def _alone(study: Any, cost: Cost) -> tuple[str, float] | None:
     """The head whose own strongest key costs more than half of that of all heads, by the whole
     interval, and its cost; from a map by head beside the study.
     """
-    run = study.beside.get("ablate")
+    run = study.beside.get("map")
     if run is None or study.twin or run.info.settings["by"] != "head" or cost.keys != 1:
         return None
-    cells = run.table("map")
-    most = cells.loc[cells["delta"].idxmax()]
-    if not most["delta_low"] > (cost.masked - cost.clean) / 2:
+    cells = run.table("curve")
+    most = cells.loc[cells["mean"].idxmax()]
+    if not most["low"] > (cost.masked - cost.clean) / 2:
         return None
-    return f"head {most['head']:.0f} of layer {most['layer']:.0f}", float(most["delta"])
+    return f"head {most['head']:.0f} of layer {most['layer']:.0f}", float(most["mean"])
 
 
 def command_of(study: Any, command: str, python: str) -> str:
@@ -185,36 +184,28 @@ def heldout_of(curve: Run, twin: str = "") -> pd.DataFrame | None:
     is not finished.
 
     Columns: k, control, loss, stderr, delta, delta_stderr, tokens, losses (R,), bits_per_byte;
-    grown (R,) and grown_at, of one masked key: the share of heads in which a sink grew, by row, and
-    the places of these (`grown_of`).
+    grown (R,), the share of heads in which a sink grew, by row, and grown_at, the place of
+    most of these in a row.
     """
     names = of_twin("curve", twin), of_twin("curve_rows", twin)
     if not {*names} <= {*curve.tables}:
         return None
     table, by_row = (curve.table(name) for name in names)
-    losses = by_row.pivot(index="row", columns=["k", "control"], values="loss")
-    cells = table[table["control"].isin(ARMS)]
-    losses_CR = losses[list(zip(cells["k"], cells["control"], strict=True))].to_numpy().T
-    frame = pd.DataFrame(
-        {
-            "k": cells["k"].astype(int),
-            "control": cells["control"].map(ARMS),
-            "loss": cells["loss"],
-            "stderr": _errors(losses_CR),
-            "delta": cells["delta"],
-            "delta_stderr": _errors(losses_CR - losses[0, "none"].to_numpy()),
-            "tokens": cells["tokens"],
-            "losses": losses_CR.tolist(),
-            "bits_per_byte": cells["bits_per_byte"].where(cells["k"] == 0),
-        }
-    )
-    name = of_twin("grown", twin)
-    if name in curve.tables:
-        grown_R, places = grown_of(curve.table(name))
-        is_one = (frame["k"] == 1) & (frame["control"] == "sinks")
-        frame["grown"] = [grown_R.tolist() if one else [] for one in is_one]
-        frame["grown_at"] = [places if one else [] for one in is_one]
-    return frame
+    rows = by_row.set_index(["k", "control"]).sort_index()
+    clean_R = rows.loc[[(0, "none")], "loss"].to_numpy()
+    lines = []
+    for cell in table[table["control"].isin(ARMS)].to_dict("records"):
+        some = rows.loc[[(cell["k"], cell["control"])]]
+        loss_R = some["loss"].to_numpy()
+        line = {name: cell[name] for name in ("k", "loss", "tokens")}
+        line |= {"control": ARMS[cell["control"]], "delta": cell["mean"], "losses": loss_R.tolist()}
+        line |= {"stderr": _error(loss_R), "delta_stderr": _error(loss_R - clean_R)}
+        line |= {"bits_per_byte": np.nan if cell["k"] else cell["bits_per_byte"]}
+        if line["control"] == "sinks":
+            places = some["grown_at"].dropna().astype(int)
+            line |= {"grown": some["regrown"].tolist(), "grown_at": places.tolist()}
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def blocked_at(table: pd.DataFrame, place: int = 0) -> tuple[pd.Series, pd.DataFrame]:
@@ -227,33 +218,20 @@ def blocked_at(table: pd.DataFrame, place: int = 0) -> tuple[pd.Series, pd.DataF
     return clean, arms[place] if arms else table[:0]
 
 
-def grown_of(table: pd.DataFrame) -> tuple[np.ndarray, list[int]]:
-    """Sinks that grew when the strongest key was blocked: the share of heads in each row, (R,), and
-    their positions.
-
-    Such a key is not above `STRONG` before, and above it after. Positions are those in the text,
-    below 0 for added sinks, one for each head and row in which a sink grew.
-
-    Args:
-        table: the table ``grown`` of a curve.
-    """
-    has_grown = (table["before"] <= STRONG) & (table["after"] > STRONG)
-    return has_grown.groupby(table["row"]).mean().to_numpy(), table.loc[has_grown, "at"].tolist()
-
-
-def _errors(values_CR: np.ndarray) -> np.ndarray:
-    """Standard errors (C,) over rows; NaN with one."""
-    return pd.DataFrame(values_CR).sem(axis=1).to_numpy()
+def _error(values_R: np.ndarray) -> float:
+    """Standard error over rows; NaN with one."""
+    return float(pd.Series(values_R).sem())
 
 
 def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
     """The first run of each kind about the same model: of its name, and of its weights if both
-    runs noted them.
+    runs noted them; a curve by layer or head is of kind "map".
     """
     found: dict[str, Run] = {}
     for run in runs:
         one, other = study.info.model, run.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")
         if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
-            found.setdefault(run.info.kind, run)
+            is_map = run.info.settings.get("by", "model") != "model"
+            found.setdefault("map" if is_map else run.info.kind, run)
     return found

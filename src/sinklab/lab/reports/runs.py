@@ -26,7 +26,7 @@ MAKE = {
     "curve": "make one with `sinklab curve`",
 }
 """kind of run -> what makes one"""
-BESIDE = ("curve", "ablate", "texts")
+BESIDE = ("curve", "texts")
 """kinds of run that add to what studies of the same model say: the cost of blocking keys, that of
 single heads, and the paths of sinks over more texts
 """

@@ -1,8 +1,7 @@
-from .heldout import EditedLosses as EditedLosses
-from .heldout import HeldoutRows as HeldoutRows
-from .heldout import edited_losses as edited_losses
-from .heldout import heldout_rows as heldout_rows
-from .heldout import row_losses as row_losses
+from .arms import ArmLoss as ArmLoss
+from .arms import HeldoutRows as HeldoutRows
+from .arms import arm_losses as arm_losses
+from .arms import heldout_rows as heldout_rows
 from .hidden_states import ClipChannel as ClipChannel
 from .hidden_states import StateRecord as StateRecord
 from .hidden_states import removal_table as removal_table

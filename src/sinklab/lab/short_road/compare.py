@@ -1,39 +1,26 @@
 """Costs of edits on some texts, position by position: `LM.compare` and its result."""
 
-# N masks of a text (rows to run), S positions of a text, L maskable tokens, M wanted positions,
-# H heads, K keys (added sinks first), V vocabulary
+# T texts
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from sinklab.core.instrument import BlockKeys, Dose, Intervention, RemovalRecord, trace
+from sinklab.core.instrument import BlockKeys, Intervention
 from sinklab.core.registry import interventions
 from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.estimates import FEWEST, mean_over
-from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.analysis.words import CONTROLS, counted
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures.controls import other_arm
-from sinklab.lab.scoring.heldout import BATCH, heldout_rows, under_arms
+from sinklab.lab.scoring.arms import arm_losses, heldout_rows, without_closing
 from sinklab.lab.scoring.prompts import ids_to_score
-from sinklab.lab.scoring.requests import (
-    check_ids,
-    check_positions,
-    digest,
-    limit_of,
-    monte_carlo,
-    scoring_edits,
-)
-from sinklab.lab.scoring.settings import LikelihoodSettings
+from sinklab.lab.scoring.requests import check_ids, check_positions, limit_of, scoring_edits
 from sinklab.lab.studies.settings import heldout_text
 
 NONE = "none"
@@ -212,14 +199,15 @@ def compare(
             baselines[name + suffix] = NONE + suffix
             check_positions(edits[name + suffix], [len(ids) for ids in encoded])
         _check_both_arms(edits)
-        for number, ids in enumerate(encoded):
-            if progress is not None:
-                progress(f"text {number + 1} of {len(encoded)}{suffix}")
-            for name, found in _under_arms(model, edits, ids, read, (seed, number), samples):
-                frames.append(found.assign(arm=name, text=number))
-    rows = pd.concat(frames, ignore_index=True)
-    columns = ["arm", "text", "position", "nats", "removed", "regrown"]
-    return Comparison(rows[columns], baselines)
+        how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
+        for one in arm_losses(model, edits, encoded, **how):
+            if progress is not None and one.arm == NONE + suffix:
+                progress(f"text {one.text + 1} of {len(encoded)}{suffix}")
+            removed = one.about["removed"]
+            columns = {"arm": one.arm, "text": one.text, "position": one.position_P}
+            columns |= {"nats": one.nats_P, "removed": 0.0 if math.isnan(removed) else removed}
+            frames.append(pd.DataFrame(columns | {"regrown": one.about["regrown"]}))
+    return Comparison(pd.concat(frames, ignore_index=True), baselines)
 
 
 def _check_both_arms(edits: Mapping[str, Sequence[Intervention]]) -> None:
@@ -262,167 +250,3 @@ def _check_read(read: str | Sequence[int], length: int) -> None:
             raise ValueError(
                 f"read names positions of the texts, 0 to {length - 1} here, but {one!r} is none"
             )
-
-
-def without_closing(model: Any, ids: list[int]) -> list[int]:
-    """Ids of a text without the ones that the model sees behind every text, if they end it."""
-    closing = getattr(model.config, "closing_ids", ())
-    if closing and ids[-len(closing) :] == [*closing]:
-        return ids[: -len(closing)]
-    return ids
-
-
-def positions_read(read: str | Sequence[int], length: int) -> Tensor:
-    """Positions whose tokens count, bool (S,).
-
-    Args:
-        read: "all", "from32" (from position 32 on; `From` makes it), or numbers of positions.
-        length: of the text.
-
-    Raises:
-        ValueError: for other words, and for positions that leave nothing to read.
-    """
-    position_S = torch.arange(length)
-    if isinstance(read, str):
-        first = {"all": "0"}.get(read, read.removeprefix("from"))
-        if not first.isdecimal():
-            raise ValueError(f"read is all, from and a number, or positions, got {read!r}")
-        read_S = position_S >= int(first)
-    else:
-        read_S = torch.isin(position_S, torch.tensor([*read]))
-    if not read_S.any():
-        raise ValueError(f"read={read!r} leaves nothing of a text of {length} tokens")
-    return read_S
-
-
-def _under_arms(
-    loaded: Loaded,
-    edits: dict[str, tuple[Intervention, ...]],
-    ids: list[int],
-    read: str | Sequence[int],
-    place: tuple[int, int],
-    samples: int,
-) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Rows of one text under every arm, by the arm's name."""
-    ids_S = torch.tensor(ids)
-    read_S = positions_read(read, len(ids))
-    scored_S = scored_tokens(loaded, ids)
-    read_S &= scored_S
-    if not read_S.any():
-        raise ValueError(
-            f"read={read!r} leaves nothing of a text of {len(ids)} tokens, of which "
-            f"{int(scored_S.sum())} are scored: a first token, or [CLS] and [SEP], are given"
-        )
-    is_diffusion = loaded.is_diffusion
-    masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1)
-    if is_diffusion:
-        masked_NS, weight_N = _masks(loaded, ids, scored_S, place[0], samples)
-    nats = {name: torch.zeros(len(ids), dtype=torch.float64) for name in edits}
-    doses: dict[str, list[Dose]] = {name: [] for name in edits}
-    regrown: dict[str, list[Tensor]] = {name: [] for name in edits}
-    for start in range(0, len(masked_NS), BATCH):
-        some_NS = masked_NS[start : start + BATCH]
-        weight_B = weight_N[start : start + BATCH]
-        places = [(*place, start + row) for row in range(len(some_NS))]
-
-        def run(some_NS: Tensor = some_NS, weight_B: Tensor = weight_B) -> Tensor:
-            losses = _denoised if is_diffusion else _continued
-            nats_BS = losses(loaded.model, ids_S, some_NS, read_S)
-            return (nats_BS.double() * weight_B[:, None].double()).sum(0)
-
-        clean: list[Tensor] = []
-
-        def run_clean(run: Callable[[], Tensor] = run, clean: list[Tensor] = clean) -> Tensor:
-            with trace(loaded.model, ("received",)) as recording:
-                nats_S = run()
-            clean.append(recording.received[0].float().cpu() / len(ids))
-            return nats_S
-
-        with torch.inference_mode():
-            found = under_arms(loaded.model, [*edits.values()], places, run, run_clean)
-            for name, (nats_S, records) in zip(edits, found, strict=True):
-                # the arm "none" has no edits, so a clean pass came first
-                (before_BLHK,) = clean
-                nats[name] += nats_S
-                doses[name].append(Dose.of(records))
-                regrown[name].append(_regrown(records, before_BLHK))
-    for name in edits:
-        if bool(nats[name].isnan().any()):
-            raise ValueError(
-                f"{loaded.name} gave NaN logits under the arm {name!r}; try another dtype"
-            )
-        removed = Dose.pooled(doses[name]).removed if edits[name] else 0.0
-        columns: dict[str, Any] = {
-            "position": read_S.nonzero()[:, 0].numpy(),
-            "nats": nats[name][read_S].numpy(),
-            "removed": 0.0 if math.isnan(removed) else removed,
-            "regrown": torch.cat(regrown[name]).mean().item(),
-        }
-        yield name, pd.DataFrame(columns)
-
-
-def scored_tokens(loaded: Loaded, ids: list[int]) -> Tensor:
-    """Tokens of a text that have a loss, bool (S,): all but the first of a causal model, or a start
-    token and the closing of a text, which are given.
-    """
-    scored_S = torch.ones(len(ids), dtype=torch.bool)
-    scored_S[len(without_closing(loaded.model, ids)) :] = False
-    if not loaded.is_diffusion or ids[0] == loaded.special.bos:
-        scored_S[0] = False
-    return scored_S
-
-
-def _masks(
-    loaded: Loaded, ids: list[int], scored_S: Tensor, seed: int, samples: int
-) -> tuple[Tensor, Tensor]:
-    """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
-    tokens add up to the Monte Carlo bound (LLaDA, arXiv 2502.09992, Eq. 6).
-    """
-    # groups as in `score` and `rolling`, so that the masks are those of `LM.loss`
-    if scored_S[0]:
-        group = digest(without_closing(loaded.model, ids), (0,))
-    else:
-        group = digest(ids[:1], ())
-    settings = LikelihoodSettings(samples=samples, seed=seed)
-    plan = monte_carlo(int(scored_S.sum()), group, settings, merge=False)
-    masked_NS = torch.zeros(len(plan.masked_NL), len(scored_S), dtype=torch.bool)
-    masked_NS[:, scored_S] = plan.masked_NL
-    return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
-
-
-def _denoised(model: Any, ids_S: Tensor, masked_BS: Tensor, read_S: Tensor) -> Tensor:
-    """Losses of the masked tokens that are read, (B, S); 0 elsewhere."""
-    ids_BS = ids_S.expand(masked_BS.shape)
-    noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id).to(model.device)
-    wanted_BS = masked_BS & read_S
-    logits_MV = model.denoiser().scored(
-        noisy_BS, wanted_BS.to(model.device), ids_BS.to(model.device)
-    )
-    nats_BS = torch.zeros(masked_BS.shape)
-    nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
-    return nats_BS
-
-
-def _continued(model: Any, ids_S: Tensor, masked_BS: Tensor, read_S: Tensor) -> Tensor:
-    """Next-token losses, (1, S), at the position of the token; 0 at the first."""
-    logits_1SV = model(ids_S[None].to(model.device), use_cache=False).logits
-    nats_BS = torch.zeros(1, len(ids_S))
-    nats_BS[0, 1:] = cross_entropy(logits_1SV[0, :-1].float().cpu(), ids_S[1:], reduction="none")
-    return nats_BS
-
-
-def _regrown(records: Sequence[RemovalRecord], before_BLHK: Tensor) -> Tensor:
-    """Share of heads of each row in which another key became a sink, (B,); 0 with nothing edited.
-
-    Args:
-        records: of one forward; the last one stands for all edits.
-        before_BLHK: share of the attention of each key without edits.
-    """
-    if not records:
-        return torch.zeros(len(before_BLHK))
-    last = records[-1]
-    own_BLHK = before_BLHK[:, list(last.layer_numbers)][:, :, list(last.heads)]
-    at_BLH1 = last["strongest_at"].nan_to_num().long().clamp_min(0)[..., None]
-    was_BLH = own_BLHK.gather(-1, at_BLH1)[..., 0]
-    grown_BLH = (last["strongest"] > STRONG) & (was_BLH <= STRONG)
-    return grown_BLH.float().flatten(1).mean(1)

@@ -218,13 +218,12 @@ class LM(loading.Loaded):
                 without mask token, and edits that do not fit a text that is read once.
         """
         from sinklab.lab.scoring import LikelihoodSettings, rolling, score
+        from sinklab.lab.scoring.arms import without_closing
         from sinklab.lab.scoring.prompts import ids_to_score
-        from sinklab.lab.scoring.requests import limit_of
-        from sinklab.lab.short_road.compare import without_closing
+        from sinklab.lab.scoring.requests import digest, limit_of
 
-        ids = ids_to_score(self, text)
         # of [CLS] … [SEP] the scores put the second behind every text
-        ids = without_closing(self.model, ids)
+        ids = without_closing(self.model, ids_to_score(self, text))
         how = LikelihoodSettings(samples=samples, seed=seed)
         given = [edits] if isinstance(edits, str) else edits
         # a start token is given and not part of the loss; so is the first one of a model that names
@@ -239,7 +238,9 @@ class LM(loading.Loaded):
         start = ids[:is_given]
         with self.few_threads():
             if start and 1 < len(ids) <= limit_of(self):
-                (scored,) = score(self, [(start, ids[1:])], how, edits=given)
+                # masks belong to the text, not to its start
+                groups = [digest(ids, (0,))]
+                (scored,) = score(self, [(start, ids[1:])], how, groups=groups, edits=given)
             else:
                 scored = rolling(self, ids[len(start) :], how, edits=given)
         found = Loss(-scored.logprob / scored.tokens)

@@ -1,138 +1,171 @@
-"""Masking curves and maps of heads, runs of kind "curve" and "ablate": figures, tables, and their
-results in words.
-"""
+"""Costs of blocked keys over their number and over layers and heads: figures, table, files."""
 
-# R rows
-from collections.abc import Iterable
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 
-from sinklab.lab.records import Run
+from sinklab.core.errors import one_of
 from sinklab.lab.reports import (
+    NotRecorded,
+    Reader,
+    as_shown,
+    draw_lines,
+    draw_map,
+    figure,
     finished,
     number,
     percent,
-    ranged,
     save_figure,
     signed,
     write_csv,
     write_page,
 )
-from sinklab.lab.studies import (
-    of_each,
-)
-from sinklab.lab.studies.curve import drawing
-from sinklab.lab.studies.curve.study import DOSE
-from sinklab.lab.studies.curve.verdicts import (
-    TOLD,
-    Curves,
-    ablation_sentences,
-    as_curves,
-    masking_curve_sentences,
-)
+from sinklab.lab.scoring.arms import DOSE
+from sinklab.lab.studies import labels_of
+from sinklab.lab.studies.curve.verdicts import cost_sentences, is_map, title_of
+
+BLOCKED: dict[str, str] = labels_of("curve")["blocked"]
+"""Name of an arm -> the keys that it blocks, in words."""
+STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
+STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
+SCALES = ("linear", "log")
+AXES = {
+    "count": ("k", "keys blocked per layer and head"),
+    "mass": ("removed", "attention removed, %"),
+}
+SHOWN = 20
+"""Cells of a map in the Markdown table; the CSV has all."""
 
 
-def masking_curve_table(runs: Curves) -> pd.DataFrame:
-    """One row per (model, k, control): loss, its change with the 95 % interval, and the dose, for
-    people.
+@figure("masking_curve", kind="curve", size=(4.8, 3.2))
+def masking_curve(
+    runs: list[Reader], ax: Axes, *, over: str = "count", change: str = "linear"
+) -> pd.DataFrame:
+    """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
+    over rows of text.
+
+    A colour for each model; a style for each control. A diffusion model's loss is its masked-token
+    bound, an autoregressive one's that of the next token.
+
+    Args:
+        runs: the runs.
+        ax: where to draw.
+        over: count (keys per layer and head) or mass (percent of the attention really removed).
+        change: scale of the vertical axis, linear or log (linear below a thousandth of a nat).
+    """
+    one_of("the scale of a masking curve", change, SCALES)
+    one_of("the axis of a masking curve", over, AXES)
+    column, label = AXES[over]
+    parts, ks = [], set[int]()
+    for run in runs:
+        if is_map(run.run):
+            continue
+        table = finished(run.run, "curve")
+        ks |= {int(k) for k in table["k"]}
+        for control in dict.fromkeys(table["control"]):
+            rows = table[table["control"].isin(["none", control])]
+            rows = rows.sort_values(column, kind="stable")
+            about: dict[str, Any] = {"run": title_of(run), "line": BLOCKED.get(control, control)}
+            about |= {column: rows[column], "value": rows["mean"]}
+            if control != "none":
+                parts.append(pd.DataFrame(about | {"low": rows["low"], "high": rows["high"]}))
+    if not parts:
+        raise NotRecorded("This figure needs a curve in which keys of all heads were blocked.")
+    frame = pd.concat(parts, ignore_index=True)
+    if over == "mass":
+        frame[column] *= 100
+    draw_lines(ax, frame, styles={BLOCKED.get(name, name): STYLES[name] for name in STYLES})
+    ax.set(xlabel=label, ylabel="change of loss, nats per token")
+    if over == "count":
+        ax.set_xscale("symlog", linthresh=1)
+        ax.set_xticks(sorted(ks), map(str, sorted(ks)))
+    if change == "log":
+        ax.set_yscale("symlog", linthresh=1e-3)
+    return frame
+
+
+@figure("ablation", kind="curve", alone=True, size=(4.6, 3.2))
+def ablation(run: Reader, ax: Axes, *, show: str = "mean") -> pd.DataFrame:
+    """Layer × head: the cost of blocking the keys of a cell, in nats per token. A dot marks an
+    inconclusive change.
+
+    Args:
+        run: the run.
+        ax: where to draw.
+        show: mean, the cost, or held, the share of attention on the blocked keys.
+    """
+    if not is_map(run.run):
+        raise NotRecorded("This figure needs a curve by layer or head.")
+    table = finished(run.run, "curve")
+    cells = table[table["layer"] >= 0]
+    # of several arms the first
+    cells = cells.drop_duplicates(["layer", "head"]).set_index(["layer", "head"])
+    values, verdicts = cells[show].unstack(), cells["verdict"].unstack()
+    names = ["all" if head == -1 else str(head) for head in values]
+    values = values.set_axis(pd.Index(names, name="head"), axis=1)
+    if show == "held":
+        return draw_map(ax, 100 * values, "attention on these keys, %")
+    frame = draw_map(ax, values, "change of loss, nats per token")
+    for row, column in zip(*(verdicts == "inconclusive").to_numpy().nonzero(), strict=True):
+        ax.plot(column + 0.5, row + 0.5, ".k", markersize=3, alpha=0.5)
+    return frame
+
+
+def cost_rows(runs: Any) -> pd.DataFrame:
+    """A line per model and arm for people: loss, its change with the 95 % interval, and the dose;
+    the cells of a map by falling size of the change. Numbers are the table ``curve`` of a run.
 
     The dose: keys per head, the share of them that are sinks by the rule, the attention they held
     when chosen, the share really removed, and the share of heads that have a control of equal mass.
-    Numbers are the table ``curve`` of a run.
     """
     rows = []
-    for curve in as_curves(runs):
-        for cell in curve.rows.sort_values("k", kind="stable").to_dict("records"):
-            row = {
-                "model": curve.title,
-                "k": cell["k"],
-                "blocked": drawing.WORDS.get(cell["control"], cell["control"]),
-                "loss": number(cell["loss"], 4),
-                "change": change(cell),
-                "relative": in_percent(cell["relative"]),
-                "keys": number(cell["keys"]),
-            }
+    for one in as_shown(runs, "curve"):
+        table = finished(one.run, "curve").sort_values("k", kind="stable")
+        if is_map(one.run):
+            order = table["mean"].abs().sort_values(ascending=False, kind="stable")
+            table = table.loc[order.index].head(SHOWN)
+        for cell in table.to_dict("records"):
+            row = {"model": title_of(one), "k": cell["k"]}
+            row["blocked"] = BLOCKED.get(cell["control"], cell["control"])
+            if cell["layer"] >= 0:
+                head = f", head {cell['head']}" if cell["head"] >= 0 else ""
+                row["blocked"] += f", layer {cell['layer']}{head}"
+            row |= {"loss": number(cell["loss"], 4), "change": signed(cell["mean"], 3)}
+            if not math.isnan(cell["low"]):
+                row["change"] += f" (95 % {signed(cell['low'], 3)} … {signed(cell['high'], 3)})"
+            row |= {"relative": f"{signed(100 * cell['relative'], 1)} %"}
+            row |= {"keys": number(cell["keys"])}
             rows.append(row | {name: percent(cell[name]) for name in DOSE[1:]})
     return pd.DataFrame(rows)
 
 
-def draw_masking_curves(runs: list[Run], out: Path, options: Any) -> list[Path]:
-    """masking_curve.md, .csv and the pictures, with the look of the options."""
-    return write_masking_curves(runs, out, options.figures, change=options.change)
-
-
-def write_masking_curves(
-    runs: Curves,
-    folder: str | Path,
-    formats: Iterable[str] = ("png",),
-    *,
-    change: str = "linear",
+def write_costs(
+    runs: Any, folder: str | Path, formats: Any = ("png",), *, change: str = "linear"
 ) -> list[Path]:
-    """Write the pictures over count and over mass, the table (masking_curve.md, .csv with all
-    numbers) and sentences.
-
-    `change`: see `drawing.masking_curve`.
+    """Write the table and sentences (masking_curve.md), all numbers (masking_curve.csv), pictures
+    of curves over count and over mass, and of each map.
 
     Raises ValueError for an unknown format or scale, and for runs of another kind.
     """
-    curves, target = as_curves(runs), Path(folder)
+    shown: list[Reader] = as_shown(runs, "curve")
+    target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    parts = {curve.title: curve.rows for curve in curves}
-    numbers = pd.concat(parts, names=["model"]).reset_index("model")
-    said = masking_curve_sentences(curves)
+    tables = {title_of(one): finished(one.run, "curve") for one in shown}
+    numbers = pd.concat(tables, names=["model"]).reset_index("model")
     written = [
-        write_page(target / "masking_curve.md", masking_curve_table(curves), said),
+        write_page(target / "masking_curve.md", cost_rows(shown), cost_sentences(shown)),
         write_csv(target / "masking_curve.csv", numbers),
     ]
-    for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
-        drawn = partial(drawing.masking_curve, curves, over=over, change=change)
-        written += save_figure(drawn, target / stem, formats)
+    if not all(is_map(one.run) for one in shown):
+        for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
+            drawn = partial(masking_curve, shown, over=over, change=change)
+            written += save_figure(drawn, target / stem, formats)
+    for one in shown:
+        if is_map(one.run):
+            place = target / f"ablation-{one.run.path.name}"
+            written += save_figure(partial(ablation, one), place, formats)
     return written
-
-
-def change(cell: Any, name: str = "delta", digits: int = 3) -> str:
-    """A change in a row, in nats per token, with its interval."""
-    return ranged(cell, name, partial(signed, digits=digits))
-
-
-def in_percent(share: float, digits: int = 1) -> str:
-    """A change as a share, in percent."""
-    return f"{signed(100 * share, digits)} %"
-
-
-SHOWN = 20
-"""Cells in the Markdown table; the CSV has all."""
-
-
-def ablation_table(run: Run) -> pd.DataFrame:
-    """The cells by falling size of the change, as text for people; the numbers are the table
-    ``map``.
-    """
-    cells = finished(run, "map")
-    cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
-    text = {"layer": cells["layer"].map("{:.0f}".format)}
-    text["head"] = cells["head"].map("{:.0f}".format).replace("-1", "all")
-    text["keys"] = cells["keys"].map(partial(number, significant=2))
-    text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
-    text["change of loss"] = cells.apply(change, axis=1, digits=4)
-    text["verdict"] = cells["told"].map(TOLD).where(cells["keys"] != 0, "nothing to block")
-    return pd.DataFrame(text).reset_index(drop=True)
-
-
-@of_each
-def draw_ablation(run: Run, out: Path, options: Any) -> list[Path]:
-    """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
-    table = ablation_table(run)
-    more = ""
-    if len(table) > SHOWN:
-        more = f"\n{len(table) - SHOWN} more in ablation.csv.\n"
-    stem, held = run.path / "ablation", run.path / "ablation_held"
-    return [
-        write_page(stem.with_suffix(".md"), table.head(SHOWN), ablation_sentences([run]), more),
-        write_csv(stem.with_suffix(".csv"), finished(run, "map")),
-        *save_figure(partial(drawing.ablation, run), stem, options.figures),
-        *save_figure(partial(drawing.ablation, run, show="held"), held, options.figures),
-    ]

@@ -1,30 +1,42 @@
-"""The cost of blocking keys as a study: its settings, the base of its two kinds of run, its
-command, and the function that Python calls.
-"""
+"""The cost of blocking keys as a study: arms made of settings, over rows of held-out text."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
 from sinklab.lab.measures.names import CONTROLS
+from sinklab.lab.records import Contents, of_twin, open_run
 from sinklab.lab.registry import studies
-from sinklab.lab.studies import ScoredStudy, Study, ascending
+from sinklab.lab.studies import (
+    Meter,
+    Progress,
+    Study,
+    Work,
+    ascending,
+    check_fits,
+    heldout_text,
+    write_twins,
+)
 
-CELL = ["layer", "head"]
-"""Columns that tell the cells of a map apart; head −1 for all heads of the layer."""
-DOSE = ("keys", "sinks", "held", "removed", "matched")
-"""Columns of a curve on the dose."""
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
+
 UNITS = ("model", "layer", "head")
 REMOVALS = ("mask", "zero_value")
 
 
 @dataclass(frozen=True)
 class CurveSettings(Checked):
-    """Keys to block, where and while the model does what, and the text.
+    """Keys to block, and where, and the text.
 
     Raises ValueError for unknown names and for numbers that make no sense with any model.
     """
@@ -33,9 +45,9 @@ class CurveSettings(Checked):
     """Block keys in the whole model, or map the cost of blocking them in one layer, or in one head,
     at a time.
     """
-    ks: tuple[int, ...] = limited((), at_least=0)
-    """Numbers of keys to block per row, layer and query head; when left out 0 1 2 5 10 20 (0 is
-    always scored), 1 by layer or head.
+    ks: tuple[int, ...] = limited((), at_least=0, read=ascending)
+    """Numbers of keys to block per row, layer and query head; when left out 1 2 5 10 20, and 1 by
+    layer or head. 0 is always scored.
     """
     controls: tuple[str, ...] = limited((), one_of=CONTROLS)
     """Keys to block: those that receive most (sinks), as many others drawn (random), others that
@@ -46,26 +58,26 @@ class CurveSettings(Checked):
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
     When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
     """
-    removals: tuple[str, ...] = limited((), one_of=REMOVALS)
-    """Ways of removal: mask (before the softmax, the weight goes to other keys) or zero_value (the
-    weight stays and adds nothing). mask when left out.
+    how: str = limited("mask", one_of=REMOVALS)
+    """Way of removal: mask (before the softmax, the weight goes to other keys) or zero_value (the
+    weight stays and adds nothing).
     """
     layers: tuple[int, ...] = limited((), read=ascending)
-    """Layers of a map; all when left out."""
+    """Layers to block keys in; all when left out."""
     edits: tuple[Any, ...] = registered(interventions, ())
     """Further edits to score, each by itself: NAME:field=value."""
     heldout: str | None = None
     """Corpus to score; None uses the excerpt in the package."""
-    rows: int | None = limited(None, at_least=1)
-    """Rows of text; 48 when left out."""
+    rows: int = limited(48, at_least=1)
+    """Rows of text."""
     length: int = limited(256, at_least=2)
     """Tokens in a row that is read."""
-    draws: int = limited(1, at_least=1)
-    """Repetitions per row, each with its own noise and random columns; the mean counts."""
-    batch: int | None = limited(None, at_least=1)
-    """Rows per forward pass; 16 when left out."""
+    samples: int = limited(1, at_least=1)
+    """Random masks of a row for a diffusion model; the mean counts."""
+    batch: int = limited(16, at_least=1)
+    """Rows per forward pass."""
     seed: int = 0
-    """Seed of the noise and of random controls."""
+    """Seed of the masks and of random controls."""
     twin: bool | None = limited(None, free=True)
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
     their numbers stand beside its own. When left out, if both take less than a minute. A curve that
@@ -73,36 +85,14 @@ class CurveSettings(Checked):
     """
 
 
-class CostStudy(ScoredStudy):
-    """One kind of run that `sinklab curve` makes."""
+@dataclass(frozen=True)
+class Plan:
+    """Rows of text, and the arms that read them."""
 
-    Settings = CurveSettings
-    defaults: ClassVar[dict[str, Any]]
-    """Values of settings that are left out."""
-    reads: ClassVar[tuple[str, ...]]
-    """Settings that it has, beside those with defaults."""
-
-    def filled(self, settings: CurveSettings) -> CurveSettings:
-        """The settings with its defaults. Raises ValueError for settings of another kind."""
-        own = (*self.defaults, *self.reads)
-        for one in dataclasses.fields(CurveSettings):
-            value = getattr(settings, one.name)
-            if one.name not in (*own, "by") and value != one.default:
-                raise ValueError(
-                    f"{one.name}={value} belongs to another kind of curve than by={settings.by}, "
-                    f"whose settings are {', '.join(own)}; leave it out"
-                )
-        changes = {
-            name: value
-            for name, value in self.defaults.items()
-            if getattr(settings, name) in (None, ())
-        }
-        return dataclasses.replace(settings, **changes)
-
-    def record(self, settings: CurveSettings) -> dict[str, Any]:
-        """Its own settings, as the run folder keeps them."""
-        kept = super().record(settings)
-        return {name: kept[name] for name in (*self.defaults, *self.reads) if name in kept}
+    text: Any
+    """`HeldoutRows`"""
+    arms: dict[tuple[Any, ...], list[Any]]
+    batch: int
 
 
 @studies.register("curve")
@@ -110,7 +100,7 @@ class Curve(Study):
     """The loss with keys blocked, in all heads or in one, and controls.
 
     Held-out loss with 0, 1, 2, 5, … keys blocked per head: for diffusion models the masked-token
-    loss, for autoregressive ones the next-token loss. A clean
+    loss, each row under masks of its own, for autoregressive ones the next-token loss. A clean
     pass over the same text chooses the most attended keys (with --sink-rule those among them that
     it calls sinks); controls are as many random ones, and others of equal mass. Beside every loss
     stand the keys blocked, how many of them are sinks, the attention they held and the share really
@@ -119,8 +109,7 @@ class Curve(Study):
     masking_curve.md, .csv and pictures are written to OUT. What is complete is not scored again.
 
     With --by head (or layer) it maps the cost of blocking them in one head, or in all heads of one
-    layer, beside the share of attention that they hold there: ablation.md, ablation.csv and two
-    maps in each run folder.
+    layer, beside the share of attention that they hold there.
 
     Try
         sinklab curve
@@ -136,9 +125,9 @@ class Curve(Study):
     Settings = CurveSettings
     model: ClassVar[str | tuple[str, ...]] = ("tiny", "tiny-sink")
     group = "intervene"
-    kinds: ClassVar = ("curve", "ablate")
     keeps = True
     shards = True
+    together = 10**9
 
     @dataclass(frozen=True)
     class Options:
@@ -149,36 +138,94 @@ class Curve(Study):
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
-    def resolved(self, settings: Any) -> tuple[CostStudy, Any]:
-        """The study that these settings ask for, and they with its defaults.
+    def before_loading(self, settings: CurveSettings) -> CurveSettings:
+        """The settings with keys and controls where they are left out."""
+        ks: tuple[int, ...] = (1, 2, 5, 10, 20)
+        controls: tuple[str, ...] = CONTROLS
+        if settings.by != "model":
+            ks, controls = (1,), ("sinks",)
+        ks, controls = settings.ks or ks, settings.controls or controls
+        return dataclasses.replace(settings, ks=tuple(sorted({0, *ks})), controls=controls)
+
+    def prepare(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Plan:
+        """The text to score and the arms, once the model is known to score it.
 
         Raises:
-            ValueError: for settings of another one.
+            ValueError: for a model without a mask token or a tokenizer, rows that do not fit its
+                context, a k that leaves no keys, and layers that are not there.
         """
-        from sinklab.lab.studies.curve.reading import CostCurve, CostMap
+        from sinklab.lab.scoring.arms import heldout_rows
+        from sinklab.lab.studies.curve.arms import arms_of
 
-        chosen: CostStudy = CostCurve()
-        if settings.by != "model":
-            chosen = CostMap()
-        return chosen, chosen.filled(settings)
+        check_fits(loaded, "curve", settings.length, "choose a smaller length")
+        source = heldout_text(settings.heldout)
+        text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
+        return Plan(text, arms_of(loaded, settings), settings.batch)
 
-    def record(self, settings: Any) -> dict[str, Any]:
-        """The settings as the run folder keeps them."""
-        chosen, settings = self.resolved(settings)
-        return chosen.record(settings)
+    def samples(self, plan: Plan) -> int:
+        """Rows of text."""
+        return len(plan.text.ids_RS)
+
+    def part_size(self, plan: Plan) -> int:
+        """Rows of a batch."""
+        return plan.batch
+
+    def meter(self, plan: Plan, settings: CurveSettings, progress: Progress, samples: int) -> Meter:
+        """Counts arms of batches."""
+        return Meter(progress, -(-samples // plan.batch), len(plan.arms) * settings.samples)
+
+    def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
+        """Loss and dose of these rows under every arm."""
+        from sinklab.lab.studies.curve.arms import rows_of
+
+        work.meter.stage(f"{self.samples(work.plan)} rows of text under {len(work.plan.arms)} arms")
+        started = perf_counter()
+        rows = rows_of(work.loaded, work.settings, work.plan, samples, work.meter.step)
+        work.paces.append((perf_counter() - started) / len(samples))
+        work.meter.end()
+        return {int(row): Contents({"curve_rows": some}) for row, some in rows.groupby("row")}
+
+    def finish(self, work: Work) -> None:
+        """Write the costs that follow from all rows, and those of controls."""
+        import pandas as pd
+
+        from sinklab.lab.studies.curve.arms import cost_table, rows_of
+
+        plan: Plan = work.plan
+        parts = [work.run.info.part(part) for part in work.run.info.parts]
+        rows = open_run(work.run.path).table("curve_rows")
+        work.run.table("curve", cost_table(rows, work.settings, plan.text))
+
+        def write(control: Loaded, kind: str) -> None:
+            tick = work.progress.counter(len(parts) * len(plan.arms) * work.settings.samples)
+            found = [rows_of(control, work.settings, plan, part, tick) for part in parts]
+            rows = pd.concat(found, ignore_index=True)
+            work.run.table(of_twin("curve_rows", kind), rows)
+            table = cost_table(rows, work.settings, plan.text)
+            work.run.table(of_twin("curve", kind), table)
+
+        pace = mean(work.paces) if work.paces else 0.0
+        write_twins(work, write, pace * self.samples(plan))
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """Costs in words."""
+        from sinklab.lab.studies.curve.verdicts import cost_sentences
+
+        return cost_sentences(runs)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Tables and figures of the costs."""
+        from sinklab.lab.studies.curve.figures import write_costs
+
+        return write_costs(runs, out, options.figures, change=options.change)
 
 
 masking_curve = Curve()
 """Score held-out text with 0, 1, 2, … keys blocked, and write a run folder of kind "curve".
 
-A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss;
-the blocked keys are chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``:
-one row per (k, control), see `curve_table`; table ``curve_rows``: loss and dose of every row of
-text under every arm, from which all else follows; table ``phenomenon``: by row of text, main, the
-share of attention on the key of a head that receives most, and gu, the share of heads that give it
-more than 30 % (mean over layers and heads); table ``grown``: change of the other keys of each head
-when that one is masked, see `grown_table`. Each of these of controls too, with the name of
-the control behind it (curve-permuted), as table ``twins`` says.
+Table ``curve_rows``: loss and dose of every row of text under every arm, from which all else
+follows (`arm_losses`); table ``curve``: a line for each arm (`cost_table`). Each of these of
+controls too, with the name of the control behind it (curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.

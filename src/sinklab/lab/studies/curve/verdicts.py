@@ -1,283 +1,234 @@
-"""Verdicts of masking curves and maps of heads, a row each."""
+"""Costs of blocked keys as a table of statements: measure, value, interval, controls, verdict."""
 
-# R rows
+# R rows, K doses
 import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from sinklab.lab.analysis import Verdict, holm
-from sinklab.lab.analysis.doses import (
-    FEWEST_CELLS,
-    MATCHED,
-    PHENOMENON,
-    Contrast,
-    Doses,
-    at_equal_mass,
-    contrast,
-    rank_correlation,
-)
-from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over, mean_p, median_over
+from sinklab.lab.analysis.doses import MATCHED, PHENOMENON, Doses, common_mass
+from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.estimates import FEWEST, median_over
+from sinklab.lab.analysis.words import CONTROLS, beside
 from sinklab.lab.records import Run, of_twin
-from sinklab.lab.reports import Reader, as_shown, finished, number, percent, signed
+from sinklab.lab.reports import Reader, as_shown, finished, percent, signed
 from sinklab.lab.reports.samples import rule_name
-from sinklab.lab.studies import (
-    no_twins,
-    of_each,
-    shown_by,
-    twins_of,
-    verdict_lines,
-    verdict_table,
-    wide,
-)
-from sinklab.lab.studies.curve.study import CELL, DOSE
+from sinklab.lab.studies import twins_of
+from sinklab.lab.studies.curve.arms import WORDS
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
-COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "relative", "rows", "tokens"}
-COLUMNS |= {"excess", "excess_low", "excess_high", *DOSE}
+MODEL = ["model", "k", "control"]
+"""Columns that tell the arms of several curves apart."""
+MORE = {"costs": "costs more", "helps": "costs less"}
+"""Word for an arm less no edit -> that for an arm less another."""
 
 
-@dataclass(frozen=True, eq=False)
-class MaskingCurve(Reader):
-    """One run of kind "curve"."""
-
-    twin: str = ""
-    """Source of the numbers: the run's own model if empty, or this control on the same rows."""
-
-    columns: ClassVar = {"curve": COLUMNS}
-    origin = "a masking curve"
-
-    def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, or of its twin."""
-        return super().table(of_twin(name, self.twin))
-
-    @cached_property
-    def twins(self) -> dict[str, "MaskingCurve"]:
-        """The controls that the run has, by name."""
-        return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
-
-    def finished(self, name: str) -> pd.DataFrame:
-        """A table that every finished curve has. Raises NotRecorded for a run that did not come to
-        its end.
-        """
-        table = self.table(name)
-        if table is None:
-            return finished(self.run, of_twin(name, self.twin))
-        return table
-
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """The table ``curve``."""
-        return self.finished("curve")
-
-    @property
-    def rule(self) -> str | None:
-        """The rule for sinks, if the curve blocks only sinks by that rule."""
-        return self.run.info.settings.get("sink_rule")
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether its loss is that of the next token."""
-        return self.run.info.model.get("family") != "diffusion"
-
-    @property
-    def title(self) -> str:
-        """Label of the curve, and the kind of its model."""
-        if self.is_causal:
-            return f"{self.label} (AR)"
-        return f"{self.label} (DLM)"
-
-    @property
-    def controls(self) -> list[str]:
-        """Arms that were scored, in the order of the run."""
-        return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
-
-    @property
-    def main(self) -> str | None:
-        """The arm that the curve is about: "top" or "sinks"; None if controls alone were scored."""
-        return next((name for name in MAIN if name in self.controls), None)
-
-    def of(self, control: str) -> pd.DataFrame:
-        """The rows of one control by rising k, with k = 0 in front."""
-        found = self.rows[self.rows["control"].isin(["none", control])]
-        return found.sort_values("k", kind="stable", ignore_index=True)
-
-    @cached_property
-    def losses(self) -> pd.DataFrame:
-        """Loss of every row by (k, control)."""
-        return self.finished("curve_rows").pivot(
-            index="row", columns=["k", "control"], values="loss"
-        )
-
-    def costs(self, k: float, control: str) -> np.ndarray:
-        """Cost of every row, (R,), in shares of the mean loss with nothing blocked."""
-        clean_R = self.losses[0, "none"].to_numpy()
-        return (self.losses[k, control].to_numpy() - clean_R) / clean_R.mean()
-
-    def doses(self, control: str) -> Doses:
-        """Removed mass of each k of an arm, and the cost of every row (`costs`)."""
-        table = self.of(control)
-        table = table[table["k"] > 0]
-        return Doses(
-            table["removed"].to_numpy(), np.stack([self.costs(k, control) for k in table["k"]], 1)
-        )
-
-    @property
-    def matched(self) -> pd.DataFrame:
-        """The rows of the table on the heads that have a control of equal mass, by rising k."""
-        rows = self.rows[self.rows["control"] == "matched"].sort_values("k")
-        # nothing is matched if nothing is blocked
-        return rows.dropna(subset=["matched"])
-
-    def asked(self) -> list[tuple[str, float]]:
-        """Questions to the curve, and their k: whether blocking keys costs anything ("rise", at
-        every k), and more than blocking as many random ones ("random", at the greatest) or others
-        that hold as much ("equal mass", at the greatest at which half of the heads have such).
-        """
-        if self.main is None:
-            return []
-        ks = [k for k in self.of(self.main)["k"] if k]
-        asked = [("rise", k) for k in ks]
-        if ks and "random" in self.controls:
-            asked.append(("random", ks[-1]))
-        fit = self.matched[self.matched["matched"] >= MATCHED]
-        if len(fit):
-            asked.append(("equal mass", fit["k"].iloc[-1]))
-        return asked
-
-    def answer(self, name: str, k: float) -> np.ndarray:
-        """Answer of each row to a question, (R,), in shares of the loss: above zero for yes."""
-        assert self.main is not None
-        if name == "rise":
-            return self.costs(k, self.main)
-        if name == "equal mass":
-            return self.costs(k, "matched") - self.costs(k, "equal_mass")
-        return self.costs(k, self.main) - self.costs(k, name)
+def is_map(run: Run) -> bool:
+    """Whether keys were blocked in one layer or head at a time."""
+    return run.info.settings.get("by", "model") != "model"
 
 
-Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
+def title_of(one: Reader) -> str:
+    """Label of a run, and the kind of its model."""
+    family = "DLM" if one.run.info.model.get("family") == "diffusion" else "AR"
+    return f"{one.label} ({family})"
 
 
-def as_curves(sources: Curves) -> list[MaskingCurve]:
-    """Several runs with labels that tell them apart. Raises ValueError without a run, or for
-    another kind.
+def cost_verdicts(runs: Any) -> pd.DataFrame:
+    """Statements of curves and maps, a row each: model, measure, value, interval, controls,
+    verdict.
+
+    Values of curves are percent of the loss, and their verdicts are corrected for all of them
+    together (Holm). A diffusion model is compared with an autoregressive one if both have heavy
+    sinks.
     """
-    shown = as_shown(sources, "curve")
-    return [
-        one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats)
-        for one in shown
-    ]
+    shown: list[Reader] = as_shown(runs, "curve")
+    lines = _curve_lines([one for one in shown if not is_map(one.run)])
+    for one in shown:
+        if is_map(one.run):
+            lines += [{"model": one.label} | line for line in _map_lines(one.run)]
+    columns = ["model", "measure", "value", "interval", "controls", "verdict"]
+    return pd.DataFrame([dict.fromkeys(columns, "") | line for line in lines], columns=columns)
 
 
-class Judged(NamedTuple):
-    """Verdict on one question of a page."""
+def cost_sentences(runs: Any) -> list[str]:
+    """`cost_verdicts`, a line each; then which models have no controls."""
+    shown: list[Reader] = as_shown(runs, "curve")
+    lines = []
+    for row in cost_verdicts(shown).to_dict("records"):
+        line = ": ".join(filter(None, (row["model"], row["measure"], row["value"])))
+        if row["interval"]:
+            line += f" (95\u00a0% {row['interval']})"
+        line += row["controls"] and f" ({row['controls']})"
+        lines.append(f"{line}{row['verdict'] and '; '}{row['verdict']}.")
+    if lines:
+        lines.append("Verdicts are corrected together, intervals are not.")
+    alone = [one for one in shown if not twins_of(one.run)]
+    if alone:
+        whys = [one.run.table("twins")["why"].iloc[0] for one in alone if "twins" in one.run.tables]
+        why = f" ({whys[0]})" if whys else ""
+        names = " and ".join(one.label for one in alone)
+        lines.append(f"No untrained control of {names} was run{why}.")
+    return lines
 
-    holds: bool | None
-    """Above zero or below it; None if inconclusive."""
-    controls: str
-    """Results of the controls, in brackets; empty without any."""
-    estimate: Estimate
+
+class _Question(NamedTuple):
+    """What one arm costs, or costs more than another."""
+
+    model: str
+    measure: str
+    arm: tuple[Any, ...]
+    other: tuple[Any, ...] | None = None
 
 
-Key = tuple[str, Any]
-"""Label of a curve and a question of `MaskingCurve.asked`; for a pair, both labels and "count" or
-"mass".
-"""
+def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
+    """Rows of a curve, or of its control, with their cost in percent of the mean loss."""
+    rows = finished(curve.run, of_twin("curve_rows", twin))
+    clean = rows[rows["control"] == "none"].set_index("row")["loss"]
+    cost = rows["loss"] - rows["row"].map(clean)
+    return rows.assign(model=curve.label, cost=100 * cost / clean.mean())
 
 
-def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
-    """Verdicts on some curves, those of a page: by Holm's method a false one is to stand on 5 % of
-    pages.
+def _curve_lines(curves: list[Reader]) -> list[dict[str, str]]:
+    rows = {one.label: _costs(one) for one in curves}
+    found = [_questions(one, rows[one.label]) for one in curves]
+    asked = [question for questions, _ in found for question in questions]
+    notes = [note for _, notes in found for note in notes]
+    between, why, more = _between(curves, rows)
+    notes += why
+    if not asked:
+        return notes
+    how: dict[str, Any] = {"arm": MODEL, "unit": "row", "words": WORDS}
+    how |= {
+        name: [(one.arm, one.other) for one in some]
+        for name, some in (("pairs", asked), ("apart", between))
+    }
+    table = effects(pd.concat([*rows.values(), *more]), "cost", **how)
+    controls = {}
+    for kind in CONTROLS:
+        some = [_costs(one, kind) for one in curves if kind in twins_of(one.run)]
+        if some:
+            controls[kind] = pd.concat(some).groupby(MODEL)["cost"].mean()
+    lines = []
+    for one, line in zip([*asked, *between], table.to_dict("records"), strict=True):
+        values = {}
+        for kind, means in controls.items():
+            other = means.get(one.other, math.nan) if one.other else 0.0
+            values[kind] = _percent(means.get(one.arm, math.nan) - other)
+        verdict = line["verdict"]
+        if one.other:
+            verdict = MORE.get(verdict, verdict)
+        said = {"model": one.model, "measure": one.measure, "value": _percent(line["mean"])}
+        said |= {"interval": f"{_percent(line['low'])} … {_percent(line['high'])}"}
+        if math.isnan(line["low"]):
+            said["interval"], verdict = "", f"inconclusive, {FEWEST} rows needed"
+        lines.append(said | {"controls": beside(values), "verdict": verdict})
+    return lines + notes
+
+
+def _main(rows: pd.DataFrame) -> str | None:
+    """The arm that a curve is about; None if controls alone were scored."""
+    return next((name for name in MAIN if (rows["control"] == name).any()), None)
+
+
+def _questions(one: Reader, rows: pd.DataFrame) -> tuple[list[_Question], list[dict[str, str]]]:
+    """Whether blocking keys costs anything, at every k; more than as many random ones, at the
+    greatest; and more than others that hold as much, at the greatest at which half of the heads
+    have such. And lines without numbers.
     """
-    found: dict[Key, tuple[Verdict, str]] = {}
-    for curve in curves:
-        for asked in curve.asked():
-            answer_R = curve.answer(*asked)
-            others = {kind: twin.answer(*asked) for kind, twin in curve.twins.items()}
-            texts = {kind: _in_percent(float(other_R.mean())) for kind, other_R in others.items()}
-            words = shown_by(texts, answer_R, others)
-            found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), words)
-    for one, other in pairs(curves):
-        kinds = [kind for kind in one.twins if kind in other.twins]
-        beside = {kind: contrasts(one.twins[kind], other.twins[kind]) for kind in kinds}
-        for name, (_, own) in contrasts(one, other).items():
-            texts = {
-                kind: _in_percent(twin[name][1].difference.value)
-                for kind, twin in beside.items()
-                if name in twin
-            }
-            found[one.label, (other.label, name)] = _verdict(own.difference, own.p, shown_by(texts))
-    corrected = holm([verdict for verdict, _ in found.values()])
-    judgements = {}
-    for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True):
-        assert verdict.estimate is not None
-        judgements[key] = Judged(verdict.holds, words, verdict.estimate)
-    return judgements
+    main, title, rule = _main(rows), title_of(one), one.run.info.settings.get("sink_rule")
+    if main is None:
+        return [], []
+    ks = sorted({*rows.loc[rows["control"] == main, "k"]})
+
+    def arm(k: float, control: str) -> tuple[Any, ...]:
+        return one.label, k, control
+
+    found = [_Question(title, f"cost of {blocked_keys(rule, k)}", arm(k, main)) for k in ks]
+    last = ks[-1]
+    if (rows["control"] == "random").any():
+        measure = f"cost of {blocked_keys(rule, last)} against as many random ones"
+        found.append(_Question(title, measure, arm(last, main), arm(last, "random")))
+    matched = rows[rows["control"] == "matched"].groupby("k")["matched"].mean().dropna()
+    fit = matched[matched >= MATCHED]
+    if len(fit):
+        k = fit.index[-1]
+        measure = f"cost of {blocked_keys(rule, k)} against others of equal mass"
+        found.append(_Question(title, measure, arm(k, "matched"), arm(k, "equal_mass")))
+    elif len(matched):
+        few = f"inconclusive, at most {percent(matched.max())} of heads have such others"
+        measure = "cost of these keys against others of equal mass"
+        return found, [{"model": title, "measure": measure, "verdict": f"{few} (half needed)"}]
+    return found, []
 
 
-def _verdict(found: Estimate, p: float, controls: str) -> tuple[Verdict, str]:
-    verdict = Verdict("", found.above(), found.value, 0.0, "", estimate=found, p=p)
-    return verdict, controls
-
-
-def _in_percent(share: float) -> str:
-    """A change of the loss in percent of it; empty if there is none."""
-    if math.isnan(share):
-        return ""
-    return f"{signed(100 * share, 1)}\u00a0%"
-
-
-def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
-    """Every diffusion model with every autoregressive one of which something may be said
-    together.
+def _between(
+    curves: list[Reader], rows: dict[str, pd.DataFrame]
+) -> tuple[list[_Question], list[dict[str, str]], list[pd.DataFrame]]:
+    """Every diffusion model with every autoregressive one: at equal count of keys, the least that
+    was scored of both, and at equal removed mass, whose costs are rows of their own. And lines
+    without numbers.
     """
-    causal = [curve for curve in curves if curve.is_causal]
-    both = [(one, other) for one in curves if not one.is_causal for other in causal]
-    return [pair for pair in both if unlike(*pair) is None]
+    causal = [one for one in curves if one.run.info.model.get("family") != "diffusion"]
+    found, notes, more = [], [], []
+    for one, other in itertools.product([one for one in curves if one not in causal], causal):
+        mine, theirs, title = rows[one.label], rows[other.label], title_of(one)
+        main, rule = _main(mine), one.run.info.settings.get("sink_rule")
+        less = f"less that of {title_of(other)}"
+        why = _lacks(one, mine) or _lacks(other, theirs)
+        if main is None or (main, rule) != (
+            _main(theirs),
+            other.run.info.settings.get("sink_rule"),
+        ):
+            why = "not the same keys were blocked in both"
+        if why:
+            verdict = f"no comparison: {why}"
+            notes.append({"model": title, "measure": f"cost {less}", "verdict": verdict})
+            continue
+        of_main = [some[some["control"] == main] for some in (mine, theirs)]
+        shared = {*of_main[0]["k"]} & {*of_main[1]["k"]}
+        if shared:
+            arms = [(label, min(shared), main) for label in (one.label, other.label)]
+            measure = f"cost of {blocked_keys(rule, min(shared))} {less}"
+            found.append(_Question(title, measure, *arms))
+        doses = [_doses(some) for some in of_main]
+        mass = common_mass(*doses)
+        if math.isnan(mass):
+            measure = f"cost at equal removed attention {less}"
+            verdict = "no comparison: no share of it was removed from both"
+            notes.append({"model": title, "measure": measure, "verdict": verdict})
+            continue
+        arms = [(label, mass, f"{one.label}, {other.label}") for label in (one.label, other.label)]
+        found.append(_Question(title, f"cost of {percent(mass)} of the attention {less}", *arms))
+        for arm, dose in zip(arms, doses, strict=True):
+            cost_R = dose.at(mass)
+            named = dict(zip(MODEL, arm, strict=True))
+            more.append(pd.DataFrame({"row": range(len(cost_R)), "cost": cost_R} | named))
+    return found, notes, more
 
 
-def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
-    """Reason why two models cannot be contrasted; None if they can."""
-    if one.main is None or (one.main, one.rule) != (other.main, other.rule):
-        return "not the same keys were blocked in both"
-    return lacks(one) or lacks(other)
+def _doses(rows: pd.DataFrame) -> Doses:
+    """Removed mass of each k of an arm, and the cost of every row."""
+    costs_RK = rows.pivot(index="row", columns="k", values="cost")
+    removed_K = rows.groupby("k")["removed"].mean()[costs_RK.columns]
+    return Doses(removed_K.to_numpy(), costs_RK.to_numpy())
 
 
-def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, Contrast]]:
-    """Two models at equal "count" of keys, the least that was scored of both, and at equal removed
-    "mass", with it.
-    """
-    assert one.main is not None
-    found = {}
-    both = {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}
-    if both:
-        k = min(both)
-        found["count"] = (k, contrast(one.costs(k, one.main), other.costs(k, one.main)))
-    same = at_equal_mass(one.doses(one.main), other.doses(one.main))
-    return found | {"mass": (same.mass, same)}
-
-
-def lacks(curve: MaskingCurve) -> str | None:
-    """Reason why a model has no such sinks as the contrast is about; None if it has them."""
-    seen = curve.finished("phenomenon")
-    rate = median_over(seen["gu"])
+def _lacks(curve: Reader, rows: pd.DataFrame) -> str | None:
+    """Reason why a model has no such sinks as the comparison is about; None if it has them."""
+    clean = rows[rows["control"] == "none"]
+    rate = median_over(clean["strong"])
     if rate.above(PHENOMENON):
         return None
-    heads = f"no head of {curve.label} gives"
-    if rate.value:
-        heads = f"{percent(rate.value)} of the heads of {curve.label} give"
     sure = ""
     if rate.above(PHENOMENON) is None:
         sure = ", and whether that is enough is inconclusive"
     return (
-        f"{heads} any key more than 30 % of the attention (we require {100 * PHENOMENON:.0f} % of "
-        f"the heads{sure}; the most attended key gets {percent(seen['main'].mean())} on average)"
+        f"in {percent(rate.value)} of the heads of {curve.label} a key gets more than 30 % of the "
+        f"attention (we require {100 * PHENOMENON:.0f} %{sure}; the most attended key gets "
+        f"{percent(clean['strongest'].mean())} on average)"
     )
 
 
@@ -289,131 +240,36 @@ def blocked_keys(rule: str | None, k: float) -> str:
     return f"at most {k:g} {key} that {rule_name(rule)} calls sinks"
 
 
-OTHERS = {
-    "rise": "",
-    "random": " against as many random ones",
-    "equal mass": " against others of equal mass",
-}
-"""Question of `MaskingCurve.asked` -> the keys that blocking is compared with."""
-
-
-def masking_curve_verdicts(runs: Curves) -> pd.DataFrame:
-    """Verdicts of curves, a row each: model, measure, value, interval, controls, verdict.
-
-    Values are shares of the loss, in percent. Verdicts are corrected for the number of all of them
-    together.
-    """
-    curves = as_curves(runs)
-    verdicts = judged(curves)
-    lines = []
-    for curve in curves:
-        for name, k in curve.asked():
-            measure = f"cost of {blocked_keys(curve.rule, k)}{OTHERS[name]}"
-            lines.append(_cost(curve.title, measure, verdicts[curve.label, (name, k)]))
-        most = curve.matched["matched"].max()
-        if curve.main is not None and most < MATCHED:
-            few = f"inconclusive, at most {percent(most)} of heads have such others (half needed)"
-            measure = f"cost of these keys{OTHERS['equal mass']}"
-            lines.append({"model": curve.title, "measure": measure, "verdict": few})
-    causal = [curve for curve in curves if curve.is_causal]
-    for one, other in itertools.product([one for one in curves if not one.is_causal], causal):
-        why = unlike(one, other)
-        if why:
-            line = {"model": one.title, "measure": f"cost less that of {other.title}"}
-            lines.append(line | {"verdict": f"no comparison: {why}"})
-            continue
-        for name, (at, _) in contrasts(one, other).items():
-            keys = f"{percent(at)} of the attention"
-            if name == "count":
-                keys = blocked_keys(one.rule, at)
-            measure = f"cost of {keys} less that of {other.title}"
-            lines.append(_cost(one.title, measure, verdicts[one.label, (other.label, name)]))
-            if math.isnan(at):
-                lines[-1]["measure"] = f"cost at equal removed attention less that of {other.title}"
-                lines[-1]["verdict"] = "no comparison: no share of it was removed from both"
-    return verdict_table(lines)
-
-
-def _cost(model: str, measure: str, found: Judged) -> dict[str, str]:
-    line = {"model": model, "measure": measure, "value": _in_percent(found.estimate.value)}
-    if not found.estimate.is_interval:
-        return line | {"verdict": f"inconclusive, {FEWEST} rows needed"}
-    low, high = map(_in_percent, found.estimate.interval)
-    line["interval"] = f"{low} … {high}"
-    words = {True: "more", False: "less", None: "inconclusive"}
-    if found.holds is not None:
-        line["controls"] = found.controls
-    return line | {"verdict": words[found.holds]}
-
-
-def masking_curve_sentences(runs: Curves) -> list[str]:
-    """`masking_curve_verdicts`, a line each; then for how many they are corrected, and which models
-    have no controls.
-    """
-    curves = as_curves(runs)
-    lines = verdict_lines(masking_curve_verdicts(curves))
-    together = len(judged(curves))
-    if together > 1:
-        lines.append(f"Verdicts are corrected for {together} (Holm), intervals are not.")
-    return lines + no_twins({one.label: one.run for one in curves if one.main is not None})
-
-
-TOLD = {1: "costs", -1: "helps", 0: "inconclusive"}
-
-
-def ablation_verdicts(run: Run) -> pd.DataFrame:
-    """Verdicts of a map, a row each, as in `masking_curve_verdicts`: the greatest rise, how many
-    cells rise and fall, and whether weight and cost go together.
-    """
-    cells, settings, name = finished(run, "map"), run.info.settings, run.info.model["name"]
-    unit, rows = settings["by"], cells["rows"].iloc[0]
-    most = cells.loc[cells["delta"].idxmax()]
+def _map_lines(run: Run) -> list[dict[str, str]]:
+    """The greatest cost, the attention that the keys held, and how many cells cost and help."""
+    table, unit = finished(run, "curve"), run.info.settings["by"]
+    cells = table[table["layer"] >= 0]
+    most = cells.loc[cells["mean"].idxmax()]
     where = f"layer {most['layer']:.0f}"
     if most["head"] >= 0:
         where += f", head {most['head']:.0f}"
-    keys = blocked_keys(settings["sink_rule"], settings["ks"][0])
+    keys = blocked_keys(run.info.settings["sink_rule"], most["k"])
     greatest = {"measure": f"greatest cost of {keys}, nats per token: {where}"}
-    greatest |= {"value": signed(most["delta"], 4)}
-    held = {"measure": "attention that they held, mean and most"}
-    held["value"] = f"{percent(cells['held'].mean())}, {percent(cells['held'].max())}"
-    if rows < FEWEST:
-        greatest["verdict"] = f"inconclusive in {rows} rows, {FEWEST} needed"
-        return verdict_table({"model": name} | line for line in (greatest, held))
-    low, high = (signed(most[f"delta_{end}"], 4) for end in ("low", "high"))
-    kinds = twins_of(run)
-    deltas = {kind: run.table(of_twin("map", kind))["delta"] for kind in kinds}
-    shown = {kind: signed(delta[delta.abs().idxmax()], 4) for kind, delta in deltas.items()}
-    greatest |= {"interval": f"{low} … {high}", "controls": shown_by(shown)}
-    greatest["verdict"] = TOLD[most["told"]]
-    lines = [greatest, held]
-    for sign, word in ((1, "rises"), (-1, "falls")):
-        measure = f"{unit}s in which the loss {word}, of {len(cells)}"
-        lines.append({"measure": measure, "value": str((cells["told"] == sign).sum())})
-    found = _correlation(run)
-    together = {"measure": f"rank correlation of weight and cost over {unit}s"}
-    if math.isnan(found.value):
-        together["verdict"] = f"inconclusive, {FEWEST_CELLS} {unit}s that differ needed"
+    greatest |= {"value": signed(most["mean"], 4), "verdict": most["verdict"]}
+    if math.isnan(most["low"]):
+        greatest["verdict"] = f"inconclusive in {most['n']} rows, {FEWEST} needed"
     else:
-        low, high = (number(end, 2) for end in found.interval)
-        others = {kind: number(_correlation(run, kind).value, 2).strip("–") for kind in kinds}
-        together |= {"value": number(found.value, 2), "interval": f"{low} … {high}"}
-        together["controls"] = shown_by(others)
-        words = {True: "they go together", False: "they go apart", None: "inconclusive"}
-        together["verdict"] = words[found.above()]
-    return verdict_table({"model": name} | line for line in [*lines, together])
+        greatest["interval"] = " … ".join(signed(most[end], 4) for end in ("low", "high"))
+    shown = {}
+    for kind in twins_of(run):
+        means = run.table(of_twin("curve", kind))["mean"]
+        shown[kind] = signed(means[means.abs().idxmax()], 4)
+    lines = [greatest | {"controls": beside(shown)}]
+    held = f"{percent(cells['held'].mean())}, {percent(cells['held'].max())}"
+    lines.append({"measure": "attention that they held, mean and most", "value": held})
+    for word in WORDS:
+        measure = f"{unit}s in which blocking them {word}, of {len(cells)}"
+        lines.append({"measure": measure, "value": str((cells["verdict"] == word).sum())})
+    return lines
 
 
-@of_each
-def ablation_sentences(run: Run) -> list[str]:
-    """`ablation_verdicts` of each run, a line each."""
-    lines = verdict_lines(ablation_verdicts(run))
-    if finished(run, "map")["rows"].iloc[0] < FEWEST:
-        return lines
-    return lines + no_twins({run.info.model["name"]: run})
-
-
-def _correlation(run: Run, twin: str = "") -> Estimate:
-    rows = run.table(of_twin("ablation", twin))
-    rows = rows.assign(delta=rows["loss"] - rows["clean"])
-    held_RC, delta_RC = (wide(rows, CELL, name).to_numpy() for name in ("held", "delta"))
-    return rank_correlation(held_RC, delta_RC)
+def _percent(value: float) -> str:
+    """A change in percent; empty if there is none."""
+    if math.isnan(value):
+        return ""
+    return f"{signed(value, 1)}\u00a0%"

@@ -66,7 +66,7 @@ def finish(work: Work) -> None:
             run.write(part, made)
 
     if is_recorded:
-        write_twins(work, lambda: 0.0, write)
+        write_twins(work, write)
 
 
 def _write_control(work: Work, done: Run) -> None:

@@ -1,0 +1,405 @@
+"""The one loop over arms × texts: the loss of every text under every set of edits.
+
+`LM.compare`, the study of costs and scripts give it arms. All arms of a text read the same masks,
+so that differences are paired; another text has masks of its own, so that texts are independent
+samples. One clean pass serves all edits that choose by attention.
+"""
+
+# R rows (a text under one mask), B rows of a batch, T texts, N masks of a text, S positions of a
+# text, P positions that are read, M wanted positions, L layers, H heads, K keys (added sinks first)
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sinklab.core.compat import stated
+from sinklab.core.instrument import Intervention, Listener, RemovalRecord, intervene, trace
+from sinklab.core.instrument.edits.dose import by_row
+from sinklab.core.instrument.edits.edit import Editor
+from sinklab.lab.analysis.movement import STRONG
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.data import pack, read_corpus
+from sinklab.lab.scoring.clean_layers import CleanLayers
+from sinklab.lab.scoring.requests import Place, digest, monte_carlo, placed, scoring_edits
+from sinklab.lab.scoring.settings import LikelihoodSettings
+
+BATCH = 16
+DOSE = ("keys", "sinks", "held", "removed", "matched")
+"""Measures of `Dose` that stand beside every loss."""
+
+
+@dataclass(frozen=True)
+class HeldoutRows:
+    """Rows of text the model has not seen, and their number of bytes."""
+
+    ids_RS: Tensor
+    size: int
+    """Bytes of UTF-8 text."""
+
+
+def heldout_rows(
+    loaded: Loaded, source: str | Path, *, rows: int = 48, length: int = 256
+) -> HeldoutRows:
+    """The first rows of a corpus, packed with the model's tokenizer.
+
+    Raises:
+        ValueError: if the corpus cannot be read or does not fill one row.
+    """
+    ids_RS = pack(read_corpus(source), loaded.needed_tokenizer(), length)[:rows].long()
+    texts = loaded.needed_tokenizer().batch_decode(ids_RS.tolist(), skip_special_tokens=True)
+    return HeldoutRows(ids_RS, sum(len(text.encode()) for text in texts))
+
+
+class ArmLoss(NamedTuple):
+    """One text under one arm."""
+
+    arm: Any
+    text: int
+    position_P: np.ndarray
+    """Positions whose tokens count."""
+    nats_P: np.ndarray
+    """Loss of the token at each."""
+    about: dict[str, Any]
+    """The dose (`DOSE`), nothing blocked without edits; regrown, the share of heads in which
+    another key became a sink (its share of the attention is above `STRONG`, and was not without the
+    edits), and grown_at, the text position of most of these keys, below 0 for an added sink, NaN
+    for none; without edits also strongest, the share of the key that receives most, and strong, the
+    share of heads in which that is above `STRONG`.
+    """
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return float(self.nats_P.mean())
+
+
+def arm_losses(
+    loaded: Loaded,
+    arms: Mapping[Any, Sequence[Intervention | str]],
+    texts: Sequence[Sequence[int]],
+    *,
+    read: str | Sequence[int] = "all",
+    samples: int = 1,
+    seed: int = 0,
+    first: int = 0,
+    batch: int = BATCH,
+    tick: Callable[[], object] | None = None,
+) -> Iterator[ArmLoss]:
+    """Losses of each text under each arm, text by text; an arm without edits is the model as it is.
+
+    A diffusion model is scored by the Monte Carlo bound over random masks (LLaDA, arXiv 2502.09992,
+    Eq. 6), an autoregressive one by its next-token losses (the first token is given). Edits that
+    choose by attention do so in a clean pass over the same text. In both kinds of model a key is
+    blocked for all queries, its own position too; a query that sees nothing else keeps it.
+
+    Args:
+        loaded: the model.
+        arms: name -> edits that act together.
+        texts: token ids.
+        read: positions that count, see `positions_read`.
+        samples: masks of a text for a diffusion model.
+        seed: of masks; with the number of the text and the mask, of the draws of random controls.
+        first: number of the first text.
+        batch: rows per forward; texts of one length share it. It changes results by rounding alone.
+        tick: called after every arm of every forward.
+
+    Raises:
+        ValueError: for anything but interventions, one that begins after the first step or does not
+            fit the texts, positions that leave nothing to read, and losses that are NaN.
+    """
+    is_diffusion = loaded.is_diffusion
+    edits = {name: scoring_edits(given, is_diffusion=is_diffusion) for name, given in arms.items()}
+    most, start = max(1, batch // samples), 0
+    for _, alike in groupby(texts, key=len):
+        group = [*alike]
+        for place in range(0, len(group), most):
+            some = group[place : place + most]
+            rows = [
+                _rows_of(loaded, ids, read, samples, seed, first + start + number)
+                for number, ids in enumerate(some)
+            ]
+            found = _measured(loaded, edits, rows, batch, tick or (lambda: None))
+            yield from (one for each in found for one in each)
+            start += len(some)
+
+
+class _Rows(NamedTuple):
+    """A text under all its masks."""
+
+    number: int
+    ids_NS: Tensor
+    masked_NS: Tensor
+    weight_N: Tensor
+    read_S: Tensor
+    places: list[Place]
+
+
+def _rows_of(
+    loaded: Loaded,
+    ids: Sequence[int],
+    read: str | Sequence[int],
+    samples: int,
+    seed: int,
+    number: int,
+) -> _Rows:
+    scored_S = scored_tokens(loaded, ids)
+    read_S = positions_read(read, len(ids)) & scored_S
+    if not read_S.any():
+        raise ValueError(
+            f"read={read!r} leaves nothing of a text of {len(ids)} tokens, of which "
+            f"{int(scored_S.sum())} are scored: a first token, or [CLS] and [SEP], are given"
+        )
+    masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1).double()
+    if loaded.is_diffusion:
+        masked_NS, weight_N = _masks(loaded, ids, scored_S, seed, samples)
+    ids_NS = torch.tensor(ids).expand(masked_NS.shape)
+    places: list[Place] = [(seed, number, mask) for mask in range(len(masked_NS))]
+    return _Rows(number, ids_NS, masked_NS, weight_N, read_S, places)
+
+
+class _Total:
+    """Sums over the rows of some texts under one arm."""
+
+    def __init__(self, rows: list[_Rows]) -> None:
+        self.nats_TS = torch.zeros(len(rows), len(rows[0].read_S), dtype=torch.float64)
+        self.doses = {name: torch.zeros(2, len(rows), dtype=torch.float64) for name in DOSE}
+        self.shares = {name: torch.zeros(len(rows)) for name in ("regrown", "strongest", "strong")}
+        self.grown_at: list[list[int]] = [[] for _ in rows]
+        self.is_edited = False
+
+    def add(
+        self,
+        nats_BS: Tensor,
+        records: Sequence[RemovalRecord],
+        before_BLHK: Tensor,
+        text_B: Tensor,
+        added: int,
+    ) -> None:
+        """Rows of one forward. `before_BLHK`: share of the attention of each key without edits."""
+        self.nats_TS.index_add_(0, text_B, nats_BS)
+        for record in records:
+            found = by_row(record)
+            for name in DOSE:
+                self.doses[name].index_add_(1, text_B, torch.stack(found[name]).cpu())
+        first_BLH = before_BLHK.amax(-1)
+        self._share("strongest", first_BLH, text_B)
+        self._share("strong", (first_BLH > STRONG).float(), text_B)
+        if not records:
+            return
+        self.is_edited = True
+        # the last one stands for all edits
+        last = records[-1]
+        own_BLHK = before_BLHK[:, list(last.layer_numbers)][:, :, list(last.heads)]
+        at_BLH = last["strongest_at"].nan_to_num().long().clamp_min(0).cpu()
+        was_BLH = own_BLHK.gather(-1, at_BLH[..., None])[..., 0]
+        grown_BLH = (last["strongest"].cpu() > STRONG) & (was_BLH <= STRONG)
+        self._share("regrown", grown_BLH.float(), text_B)
+        for text, grown_LH, at_LH in zip(text_B.tolist(), grown_BLH, at_BLH, strict=True):
+            self.grown_at[text] += (at_LH[grown_LH] - added).tolist()
+
+    def _share(self, name: str, share_BLH: Tensor, text_B: Tensor) -> None:
+        self.shares[name].index_add_(0, text_B, share_BLH.flatten(1).mean(1))
+
+    def about(self, text: int, masks: int, *, is_clean: bool) -> dict[str, Any]:
+        """`ArmLoss.about` of a text."""
+        found: dict[str, Any] = {}
+        for name, (total_T, known_T) in self.doses.items():
+            found[name] = float(total_T[text] / known_T[text])
+        if not self.is_edited:
+            found |= dict.fromkeys(("keys", "held", "removed"), 0.0)
+        shares = {name: float(share_T[text] / masks) for name, share_T in self.shares.items()}
+        if not is_clean:
+            shares |= dict.fromkeys(("strongest", "strong"), math.nan)
+        most = Counter(self.grown_at[text]).most_common(1)
+        return found | shares | {"grown_at": float(most[0][0]) if most else math.nan}
+
+
+def _measured(
+    loaded: Loaded,
+    edits: Mapping[Any, tuple[Intervention, ...]],
+    rows: list[_Rows],
+    batch: int,
+    tick: Callable[[], object],
+) -> list[list[ArmLoss]]:
+    """Texts of one length under all arms, read together."""
+    model: Any = loaded.model
+    ids_RS = torch.cat([one.ids_NS for one in rows])
+    masked_RS = torch.cat([one.masked_NS for one in rows])
+    weight_R = torch.cat([one.weight_N for one in rows])
+    text_R = torch.cat([torch.full((len(one.places),), at) for at, one in enumerate(rows)])
+    read_RS = torch.stack([one.read_S for one in rows])[text_R]
+    places = [place for one in rows for place in one.places]
+    totals = {name: _Total(rows) for name in edits}
+    losses = _denoised if loaded.is_diffusion else _continued
+    for start in range(0, len(places), batch):
+        part = slice(start, start + batch)
+        clean: list[Tensor] = []
+
+        def run(part: slice = part) -> Tensor:
+            return losses(model, ids_RS[part], masked_RS[part], read_RS[part])
+
+        def run_clean(run: Callable[[], Tensor] = run, clean: list[Tensor] = clean) -> Tensor:
+            with trace(model, ("received",)) as recording:
+                nats_BS = run()
+            clean.append(recording.received[0].float().cpu() / ids_RS.shape[1])
+            return nats_BS
+
+        with torch.inference_mode():
+            found = under_arms(model, [*edits.values()], places[part], run, run_clean)
+            for name, (nats_BS, records) in zip(edits, found, strict=True):
+                weighted_BS = nats_BS.double() * weight_R[part, None]
+                totals[name].add(weighted_BS, records, clean[0], text_R[part], loaded.added_sinks)
+                tick()
+    for name, total in totals.items():
+        if total.nats_TS.isnan().any():
+            raise ValueError(
+                f"{loaded.name} gave NaN logits under the arm {name!r}; try another dtype"
+            )
+    return [
+        [
+            ArmLoss(
+                name,
+                one.number,
+                one.read_S.nonzero()[:, 0].numpy(),
+                total.nats_TS[text][one.read_S].numpy(),
+                total.about(text, len(one.places), is_clean=not edits[name]),
+            )
+            for name, total in totals.items()
+        ]
+        for text, one in enumerate(rows)
+    ]
+
+
+def under_arms(
+    model: Any,
+    arms: Sequence[Sequence[Intervention]],
+    places: Sequence[Place],
+    run: Callable[[], Any],
+    run_clean: Callable[[], Any],
+) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
+    """Results of a forward of one batch under each set of edits, and what these removed.
+
+    One clean pass serves all edits that choose by attention; it is the result of an empty set. A
+    set that edits no lower layer takes the outputs of these from it (`CleanLayers`).
+
+    Args:
+        model: the model.
+        arms: sets of edits, as `scoring_edits` makes them.
+        places: of the rows of the batch, for the draws of random controls.
+        run: the forward.
+        run_clean: the forward of the clean pass.
+    """
+    given = [edit for edits in arms for edit in edits]
+    layers = CleanLayers(model)
+    with intervene(model, *(edit for some in arms for edit in placed(some, places))) as log:
+        start = len(log.tap.listeners) - len(given)
+        others, handlers = log.tap.listeners[:start], iter(log.tap.listeners[start:])
+        # a trace around this is to see every layer
+        begin_later = len(others) == 1 and any(stated(edit, "layers") for edit in given)
+        with log.probing(), layers.kept(begin_later):
+            clean = run_clean()
+        for some in arms:
+            found = clean
+            if some:
+                # the handlers of other sets do not hear of this forward
+                own = [*islice(handlers, len(some))]
+                log.tap.listeners = others + own
+                calls = [*log.tap.layers]
+                with layers.without(calls, min(_first_edited(one, calls) for one in own)):
+                    found = run()
+            yield found, tuple(log.removals)
+            log.removals.clear()
+
+
+def _first_edited(handler: Listener, calls: Sequence[str]) -> int:
+    """Number of the first of these attention calls that an edit may change."""
+    if not isinstance(handler, Editor):
+        return 0
+    has_layer = handler.scope.has_layer
+    return next((number for number, path in enumerate(calls) if has_layer(number, path)), 0)
+
+
+def without_closing(model: Any, ids: Sequence[int]) -> Sequence[int]:
+    """Ids of a text without the ones that the model sees behind every text, if they end it."""
+    closing = getattr(model.config, "closing_ids", ())
+    if closing and [*ids[-len(closing) :]] == [*closing]:
+        return ids[: -len(closing)]
+    return ids
+
+
+def positions_read(read: str | Sequence[int], length: int) -> Tensor:
+    """Positions whose tokens count, bool (S,).
+
+    Args:
+        read: "all", "from32" (from position 32 on; `From` makes it), or numbers of positions.
+        length: of the text.
+
+    Raises:
+        ValueError: for other words, and for positions that leave nothing to read.
+    """
+    position_S = torch.arange(length)
+    if isinstance(read, str):
+        first = {"all": "0"}.get(read, read.removeprefix("from"))
+        if not first.isdecimal():
+            raise ValueError(f"read is all, from and a number, or positions, got {read!r}")
+        read_S = position_S >= int(first)
+    else:
+        read_S = torch.isin(position_S, torch.tensor([*read]))
+    if not read_S.any():
+        raise ValueError(f"read={read!r} leaves nothing of a text of {length} tokens")
+    return read_S
+
+
+def scored_tokens(loaded: Loaded, ids: Sequence[int]) -> Tensor:
+    """Tokens of a text that have a loss, bool (S,): all but the first of a causal model, or a start
+    token and the closing of a text, which are given.
+    """
+    scored_S = torch.ones(len(ids), dtype=torch.bool)
+    scored_S[len(without_closing(loaded.model, ids)) :] = False
+    if not loaded.is_diffusion or ids[0] == loaded.special.bos:
+        scored_S[0] = False
+    return scored_S
+
+
+def _masks(
+    loaded: Loaded, ids: Sequence[int], scored_S: Tensor, seed: int, samples: int
+) -> tuple[Tensor, Tensor]:
+    """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
+    tokens add up to the bound.
+    """
+    # the group of `rolling`, so that the masks are those of `LM.loss`
+    group = digest(without_closing(loaded.model, ids), (0,))
+    settings = LikelihoodSettings(samples=samples, seed=seed)
+    plan = monte_carlo(int(scored_S.sum()), group, settings, merge=False)
+    masked_NS = torch.zeros(len(plan.masked_NL), len(scored_S), dtype=torch.bool)
+    masked_NS[:, scored_S] = plan.masked_NL
+    return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
+
+
+def _denoised(model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor) -> Tensor:
+    """Losses of the masked tokens that are read, (B, S); 0 elsewhere."""
+    noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
+    wanted_BS = masked_BS & read_BS
+    given = [one_BS.to(model.device) for one_BS in (noisy_BS, wanted_BS, ids_BS)]
+    logits_MV = model.denoiser().scored(*given)
+    nats_BS = torch.zeros(masked_BS.shape)
+    nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
+    return nats_BS
+
+
+def _continued(model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor) -> Tensor:
+    """Next-token losses, (B, S), at the position of the token; 0 at the first."""
+    logits_BSV = model(ids_BS.to(model.device), use_cache=False).logits
+    nats_BS = torch.zeros(ids_BS.shape)
+    # row by row: float32 logits of the whole batch would double the memory
+    for nats_S, logits_SV, ids_S in zip(nats_BS, logits_BSV, ids_BS, strict=True):
+        nats_S[1:] = cross_entropy(logits_SV[:-1].float().cpu(), ids_S[1:], reduction="none")
+    return nats_BS

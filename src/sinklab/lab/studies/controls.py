@@ -1,0 +1,66 @@
+"""Models that learned nothing, beside the model of a study: no finding stands without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sinklab.lab.records import open_run
+
+if TYPE_CHECKING:
+    from sinklab.lab.checkpoints import Loaded
+    from sinklab.lab.records import Run
+    from sinklab.lab.studies.base import Work
+
+LITTLE = 60.0
+"""Seconds: twins that take less are made without being asked for."""
+
+
+def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float = 0.0) -> None:
+    """Make both twins of the model, one after the other, and write their results; then the table
+    ``twins``: which there are, or why not. Does nothing if none is wanted, or those that can be
+    made are there.
+
+    Args:
+        work: of the run, open. settings.twin is the choice; None runs both if they take little.
+        write: takes a twin and its name, of which `of_twin` makes the names of its tables.
+        seconds: that one twin takes.
+    """
+    from sinklab.lab.analysis.words import CONTROLS
+    from sinklab.lab.checkpoints.controls import UNTRAINED
+    from sinklab.lab.records import weights_hash
+
+    run = work.run
+    wanted = work.settings.twin
+    if wanted is False:
+        return
+    if run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all()):
+        return
+    hindrance = ""
+    if not wanted and 2 * seconds >= LITTLE:
+        minutes = 2 * seconds / 60
+        hindrance = f"both would take about {minutes:.0f} min; the setting `twin` runs them"
+    seed = work.settings.seed or 0
+    rows: list[dict[str, Any]] = []
+    for kind, make in UNTRAINED.items():
+        row = {"twin": kind, "made": False, "seed": seed, "weights_sha256": None, "why": hindrance}
+        if not hindrance:
+            work.progress.stage(f"a control ({CONTROLS[kind]}) reads the same canvases")
+            try:
+                twin = make(work.loaded, seed)
+            except ValueError as error:
+                row["why"] = str(error)
+            else:
+                row |= {"made": True, "weights_sha256": weights_hash(twin.model.state_dict())}
+                write(twin, kind)
+        if row["why"]:
+            work.progress.note(f"no control ({CONTROLS[kind]}): {row['why']}")
+        rows.append(row)
+    run.table("twins", rows)
+
+
+def twins_of(run: Run) -> list[str]:
+    """Names of the twins that a run has."""
+    if "twins" not in run.tables:
+        return []
+    return run.table("twins").query("made")["twin"].tolist()

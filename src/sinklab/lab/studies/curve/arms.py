@@ -1,0 +1,119 @@
+"""The arms of a curve or a map, their rows, and the table of costs."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sinklab.core.instrument import BlockKeys, Selector, SinkKeys, TopKeys
+from sinklab.core.registry import interventions
+from sinklab.lab.analysis.effects import effects
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.measures.protocols import in_place_of
+from sinklab.lab.scoring.arms import DOSE, HeldoutRows, arm_losses
+from sinklab.lab.studies.curve.study import CurveSettings, Plan
+
+ARM = ["k", "control", "layer", "head"]
+"""k keys; the keys blocked: "none"; "top", the most attended; "sinks", those of them that are sinks
+by a rule; "matched", the same in the heads alone that have a control of equal mass; another
+control; the text of an edit; the layer and the head in which they are, −1 for all.
+"""
+CLEAN = (0, "none", -1, -1)
+WORDS = ("costs", "helps")
+
+
+def arms_of(loaded: Loaded, settings: CurveSettings) -> dict[tuple[Any, ...], list[Any]]:
+    """Edits by arm, no edit first. Raises ValueError for a k or a layer that does not fit."""
+    keys = settings.length + loaded.added_sinks
+    most = keys - 1
+    if "random" in settings.controls:
+        # as many others are the control
+        most = keys // 2
+    if settings.ks[-1] > most:
+        raise ValueError(
+            f"k keys and their controls must leave something of the {keys} keys of a row, but k is "
+            f"{settings.ks[-1]}; choose at most {most}, or a greater length"
+        )
+    backbone = loaded.backbone
+    layers, heads = range(backbone.num_hidden_layers), range(backbone.num_attention_heads)
+    absent = [layer for layer in settings.layers if layer not in layers]
+    if absent:
+        raise ValueError(
+            f"{loaded.name} has layers 0 to {layers[-1]}, but no {absent[0]}; leave it out"
+        )
+    places: dict[str, Any] = {
+        "model": [(-1, -1)],
+        "layer": [(layer, -1) for layer in settings.layers or layers],
+        "head": itertools.product(settings.layers or layers, heads),
+    }
+    arms: dict[tuple[Any, ...], list[Any]] = {CLEAN: []}
+    for cell in itertools.product(places[settings.by], settings.ks[1:], settings.controls):
+        (layer, head), k, control = cell
+        where: dict[str, Any] = {"how": settings.how, "layers": settings.layers or None}
+        if layer >= 0:
+            where["layers"] = (layer,)
+        if head >= 0:
+            where["heads"] = (head,)
+        chosen: Selector = TopKeys(k)
+        name = "top"
+        if settings.sink_rule is not None:
+            chosen, name = SinkKeys(settings.sink_rule, k), "sinks"
+        if control != "sinks":
+            name = control
+        arms[k, name, layer, head] = [BlockKeys(in_place_of(chosen, control), **where)]
+        if control == "equal_mass":
+            edit = BlockKeys(in_place_of(chosen, "matched"), **where)
+            arms[k, "matched", layer, head] = [edit]
+    return arms | {(0, interventions.as_text(edit), -1, -1): [edit] for edit in settings.edits}
+
+
+def rows_of(
+    loaded: Loaded,
+    settings: CurveSettings,
+    plan: Plan,
+    rows: Sequence[int],
+    tick: Callable[[], object] | None = None,
+) -> pd.DataFrame:
+    """Loss and dose of rows that follow each other under each arm, a line each."""
+    texts = plan.text.ids_RS[rows[0] : rows[-1] + 1].tolist()
+    how: dict[str, Any] = {"samples": settings.samples, "seed": settings.seed, "tick": tick}
+    found = arm_losses(loaded, plan.arms, texts, first=rows[0], batch=settings.batch, **how)
+    lines = [
+        {"row": one.text, **dict(zip(ARM, one.arm, strict=True)), "loss": one.loss, **one.about}
+        for one in found
+    ]
+    return pd.DataFrame(lines)
+
+
+def cost_table(rows: pd.DataFrame, settings: CurveSettings, text: HeldoutRows) -> pd.DataFrame:
+    """The table ``curve``: of every arm the cost, `effects` of its losses less those with nothing
+    blocked, whose own line comes first.
+
+    Besides, means over rows of the loss, nats per token, of the dose, 0 removed if nothing is
+    blocked, and of regrown (`ArmLoss.about`); relative, the cost in shares of the loss with nothing
+    blocked; bits_per_byte, comparable across tokenizers. Of a map the false discovery rate is held
+    at 5 %, for a curve every word.
+
+    Args:
+        rows: the table ``curve_rows``.
+        settings: of the run.
+        text: the rows of text.
+    """
+    doses = ["loss", *DOSE, "regrown"]
+    correction = "holm" if settings.by == "model" else "discoveries"
+    how: dict[str, Any] = {"doses": doses, "words": WORDS, "correction": correction}
+    clean = rows.loc[rows["control"] == "none"]
+    line = dict(zip(ARM, CLEAN, strict=True)) | dict.fromkeys(("mean", "low", "high"), 0.0)
+    line |= {"caution": "", "verdict": ""}
+    table = pd.DataFrame([line | {"n": len(clean)} | clean[doses].mean().to_dict()])
+    if len(rows) > len(clean):
+        costs = effects(rows, "loss", arm=ARM, unit="row", base=CLEAN, **how)
+        table = pd.concat([table, costs.drop(columns="less")], ignore_index=True)
+    tokens = text.ids_RS.numel()
+    return table.assign(
+        relative=table["mean"] / clean["loss"].mean(),
+        tokens=tokens,
+        bits_per_byte=table["loss"] * tokens / math.log(2) / text.size,
+    )
