@@ -138,8 +138,8 @@ def curves(folder: Path) -> Cells:
         models = ("--model", name)
         command("curve", *models, *reading, "--ks", 0, 1, 4, "--out", folder / "keys")
         command("curve", *models, *reading, "--by", "head", "--layers", 0, "--out", folder / "map")
-        yield from of_run(f"keys/{name}", folder / "keys" / name, ("curve", "phenomenon"))
-        yield from of_run(f"heads/{name}", folder / "map" / name, ("map",))
+        yield from of_run(f"keys/{name}", folder / "keys" / name, ("curve",))
+        yield from of_run(f"heads/{name}", folder / "map" / name, ("curve",))
 
 
 def of_run(name: str, folder: Path, wanted: tuple[str, ...]) -> Cells:
