@@ -45,8 +45,8 @@ RESULTS = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[1]
 PACKAGED = ROOT / "src" / "sinklab" / "lab" / "checkpoints" / "packaged"
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
-CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
-HEADS = CurveSettings(by="head", ks=(1,), rows=64, twin=False)
+CURVE = CurveSettings(ks=(0, 1, 10), rows=32, twin=True)
+HEADS = CurveSettings(by="head", ks=(1,), rows=32, twin=False)
 PASSAGES, WORDS = 12, 24
 TEXTS, TOKENS = 32, 32
 """texts over which sinks are followed, and tokens of each: so many decide for every model"""
@@ -127,7 +127,7 @@ def measure(names: tuple[str, ...]) -> None:
         masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
         masking_curve(loaded, RUNS / "heads" / name, HEADS, progress=print)
         heads = open_run(RUNS / "heads" / name)
-        package(heads, "heads", {"map": heads.table("map")})
+        package(heads, "heads", {"curve": heads.table("curve")})
         kept = PACKAGED / "curves" / name
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(RUNS / "curve" / name, kept)

@@ -105,6 +105,7 @@ class Tour(Command):
         from sinklab.lab.reports.build import report
         from sinklab.lab.reports.runs import as_shown
         from sinklab.lab.studies.curve.figures import write_costs
+        from sinklab.lab.studies.curve.verdicts import is_map
 
         started = time.perf_counter()
         out = self.out
@@ -129,7 +130,7 @@ class Tour(Command):
             # once for the page and for the printed lines
             read = as_shown([*runs, *beside])
             page = report(read, out / "report")
-            curves = [run for run in beside if run.info.kind == "curve"]
+            curves = [run for run in beside if run.info.kind == "curve" and not is_map(run)]
             drawn = write_costs(curves, out / "masking")
         texts = []
         for run in runs:
