@@ -232,6 +232,8 @@ def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
         one, other = study.info.model, run.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")
         if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
-            is_map = run.info.settings.get("by", "model") != "model"
-            found.setdefault("map" if is_map else run.info.kind, run)
+            kind = run.info.kind
+            if kind == "curve" and run.info.settings.get("by", "model") != "model":
+                kind = "map"
+            found.setdefault(kind, run)
     return found
