@@ -117,18 +117,23 @@ def arm_losses(
     """
     is_diffusion = loaded.is_diffusion
     edits = {name: scoring_edits(given, is_diffusion=is_diffusion) for name, given in arms.items()}
-    most, start = max(1, batch // samples), 0
-    for _, alike in groupby(texts, key=len):
-        group = [*alike]
-        for place in range(0, len(group), most):
-            some = group[place : place + most]
-            rows = [
-                _rows_of(loaded, ids, read, samples, seed, first + start + number)
-                for number, ids in enumerate(some)
-            ]
-            found = _measured(loaded, edits, rows, batch, tick or (lambda: None))
-            yield from (one for each in found for one in each)
-            start += len(some)
+    for some in read_together(texts, samples, batch):
+        rows = [
+            _rows_of(loaded, texts[number], read, samples, seed, first + number) for number in some
+        ]
+        found = _measured(loaded, edits, rows, batch, tick or (lambda: None))
+        yield from (one for each in found for one in each)
+
+
+def read_together(
+    texts: Sequence[Sequence[int]], samples: int, batch: int = BATCH
+) -> Iterator[tuple[int, ...]]:
+    """Numbers of the texts that share forwards: in a row, of one length, and as many as fit."""
+    most = max(1, batch // samples)
+    for _, alike in groupby(range(len(texts)), key=lambda number: len(texts[number])):
+        numbers = [*alike]
+        for start in range(0, len(numbers), most):
+            yield tuple(numbers[start : start + most])
 
 
 class _Rows(NamedTuple):

@@ -2,9 +2,11 @@
 
 # T texts
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -18,9 +20,19 @@ from sinklab.lab.analysis.words import CONTROLS, counted
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures.controls import other_arm
-from sinklab.lab.scoring.arms import arm_losses, heldout_rows, without_closing
+from sinklab.lab.records import weights_hash
+from sinklab.lab.registry import engines
+from sinklab.lab.scoring.arms import (
+    ArmLoss,
+    arm_losses,
+    heldout_rows,
+    read_together,
+    without_closing,
+)
 from sinklab.lab.scoring.prompts import ids_to_score
 from sinklab.lab.scoring.requests import check_ids, check_positions, limit_of, scoring_edits
+from sinklab.lab.studies.base import refuse_unloaded
+from sinklab.lab.studies.progress import as_progress
 from sinklab.lab.studies.settings import heldout_text
 
 NONE = "none"
@@ -150,6 +162,55 @@ def _sentence(line: dict[str, Any], *, is_pair: bool) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The beginning of a worker: it loads the model, and then reads texts under arms."""
+
+    load: Callable[[], Loaded]
+    control: str
+    """Kind of the control that reads in its place; empty for none."""
+    arms: dict[str, tuple[Intervention, ...]]
+    texts: list[list[int]]
+    how: dict[str, Any]
+
+    def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], list[ArmLoss]]]:
+        loaded = self.load()
+        if self.control:
+            loaded = UNTRAINED[self.control](loaded, self.how["seed"])
+
+        def read(portion: Sequence[int]) -> list[ArmLoss]:
+            some = [self.texts[number] for number in portion]
+            return [*arm_losses(loaded, self.arms, some, first=portion[0], **self.how)]
+
+        return same_weights(loaded), read
+
+
+def same_weights(loaded: Loaded) -> dict[str, str]:
+    """What all workers have in common."""
+    return {"weights": weights_hash(loaded.model.state_dict())}
+
+
+Spread = Callable[[Reading, Loaded], Iterator[ArmLoss]]
+
+
+@contextmanager
+def spread_by(lm: Loaded, workers: int, gpus: int, progress: Any) -> Iterator[Spread | None]:
+    """How workers read the texts of a comparison, in their order; None without workers."""
+    if not workers:
+        yield None
+        return
+    refuse_unloaded(lm)
+    with engines["ray"].started(workers, gpus) as pool:
+
+        def spread(begin: Reading, model: Loaded) -> Iterator[ArmLoss]:
+            portions = [*read_together(begin.texts, begin.how["samples"])]
+            found = pool.results(begin, same_weights(model), as_progress(progress), portions)
+            for _, losses in sorted(found, key=itemgetter(0)):
+                yield from losses
+
+        yield spread
+
+
 def compare(
     lm: Loaded,
     arms: Mapping[str, Edits],
@@ -160,8 +221,9 @@ def compare(
     seed: int = 0,
     controls: bool = False,
     progress: Callable[[str], object] | None = None,
+    spread: Spread | None = None,
 ) -> Comparison:
-    """The comparison that `LM.compare` describes."""
+    """The comparison that `LM.compare` describes; `spread` lets workers read the texts."""
     if (
         not isinstance(arms, Mapping)
         or not arms
@@ -177,16 +239,16 @@ def compare(
         texts = rows.ids_RS.tolist()
     if isinstance(texts, str) or not len(texts):
         raise ValueError("texts must be several, and each of them a text or a list of ids")
-    models: dict[str, Loaded] = {"": lm}
+    models: dict[str, tuple[str, Loaded]] = {"": ("", lm)}
     if controls:
         for kind, make in UNTRAINED.items():
-            models[f" ({CONTROLS[kind]})"] = make(lm, seed)
+            models[f" ({CONTROLS[kind]})"] = kind, make(lm, seed)
     # the sample is the text: one that is given twice counts once
     every = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
     encoded = [*map(list, dict.fromkeys(map(tuple, every)))]
     _check_read(read, max(map(len, encoded)))
     frames, baselines = [], {}
-    for suffix, model in models.items():
+    for suffix, (kind, model) in models.items():
         is_diffusion = model.family == "diffusion"
         edits: dict[str, tuple[Intervention, ...]] = {NONE + suffix: ()}
         for name, given in arms.items():
@@ -200,7 +262,10 @@ def compare(
             check_positions(edits[name + suffix], [len(ids) for ids in encoded])
         _check_both_arms(edits)
         how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
-        for one in arm_losses(model, edits, encoded, **how):
+        losses = arm_losses(model, edits, encoded, **how)
+        if spread is not None:
+            losses = spread(Reading(cast(Any, lm).again, kind, edits, encoded, how), model)
+        for one in losses:
             if progress is not None and one.arm == NONE + suffix:
                 progress(f"text {one.text + 1} of {len(encoded)}{suffix}")
             removed = one.about["removed"]

@@ -105,6 +105,17 @@ class Beginning:
         return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
 
 
+def refuse_unloaded(loaded: Any) -> None:
+    """Raise ValueError for a model that workers cannot load: it is no function that loads it, nor
+    was it loaded by one.
+    """
+    if not callable(loaded) and getattr(loaded, "again", None) is None:
+        raise ValueError(
+            f"workers load the model by themselves, but {loaded.name} was not loaded by "
+            "sinklab.load; leave out workers"
+        )
+
+
 def same_for_all(about: Mapping[str, Any]) -> dict[str, str]:
     """Facts of a model that are the same on all workers."""
     return {"weights": about["weights_sha256"], "kind of device": about["device"]}
@@ -273,11 +284,7 @@ class Study:
         load = getattr(loaded, "again", loaded)
         with ExitStack() as last:
             if workers:
-                if load is None or hasattr(load, "model"):
-                    raise ValueError(
-                        f"workers load the model by themselves, but {loaded.name} was not loaded "
-                        "by sinklab.load; leave out workers"
-                    )
+                refuse_unloaded(loaded)
                 pool = last.enter_context(engines["ray"].started(workers, gpus_per_worker))
             if callable(loaded):
                 loaded = loaded()
