@@ -53,7 +53,8 @@ def test_workers_and_shards_write_what_a_loop_writes(ray, tmp_path):
 def test_workers_compare_as_a_loop_does(ray):
     lm = sinklab.load("tiny")
     texts = ["The sea was calm.", "The house stood.", "A bird sat there."]
-    arms = {"top": "block_keys:keys=top:k=1", "random": "block_keys:keys=(random:like=top)"}
+    top = sinklab.TopKeys(1)
+    arms = {"top": sinklab.BlockKeys(top), "random": sinklab.BlockKeys(sinklab.Random(top))}
     how = {"samples": 4, "seed": 3}
     alone = lm.compare(arms, texts, **how)
     assert lm.compare(arms, texts, workers=2, **how).rows.equals(alone.rows)
