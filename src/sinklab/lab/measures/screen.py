@@ -1,4 +1,4 @@
-"""Which heads depend on their strongest key, in one pass: a screen before keys are really blocked.
+"""A screen of heads in one pass, before keys are blocked: which depend on their strongest key?
 
 Blocking a key of weight p and value v changes a row's output o to o + p (o − v) / (1 − p). To first
 order the loss rises by the product of that change with the gradient of the loss, summed over rows:

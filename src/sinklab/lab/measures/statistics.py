@@ -70,7 +70,7 @@ class GivenByState(Statistic):
     """
 
     rule: Rule = registered(rules, DEFAULT)
-    """What counts as a sink."""
+    """Rule of sinks."""
 
     axes = ("batch", "layer", "head", "position", "number")
     columns = ("masked", "committed", "prompt", "sinks")

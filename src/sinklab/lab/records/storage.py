@@ -133,7 +133,7 @@ class Arrays(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What is written of one sample, by name."""
+    """Tables and arrays of one sample, by name."""
 
     tables: Mapping[str, Any] = {}
     """columns, rows or data frames"""

@@ -436,7 +436,7 @@ def _as_table(name: str, columns: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    """What numbers may hang on: programs, plug-ins by their hash, and CPU threads."""
+    """Versions that numbers may hang on: programs, plug-ins by their hash, and CPU threads."""
     import torch
 
     found = {package: metadata.version(package) for package in ("torch", "transformers")}

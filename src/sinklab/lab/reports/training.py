@@ -44,11 +44,15 @@ def variant(model: Mapping[str, Any]) -> str:
     words = []
     if count:
         name = str(model.get("sink_kind", "token")).partition(":")[0]
-        label = sinks[name].label if name in sinks else None
-        kind = f"{name if label is None else label} ".lstrip()
-        place = " at the end" if model.get("sink_side") == "end" else ""
-        many = f"{count} {kind}sinks" if count > 1 else f"{kind}sink"
-        words.append(many + place)
+        label = name
+        if name in sinks and sinks[name].label is not None:
+            label = sinks[name].label
+        said = f"{label} sink".lstrip()
+        if count > 1:
+            said = f"{count} {said}s"
+        if model.get("sink_side") == "end":
+            said += " at the end"
+        words.append(said)
     if model.get("gate", "none") != "none":
         words.append("gate")
     attention = model.get("attention", "full")

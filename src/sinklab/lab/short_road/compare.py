@@ -186,7 +186,7 @@ class Reading:
 
 
 def same_weights(loaded: Loaded) -> dict[str, str]:
-    """What all workers have in common."""
+    """Digest of the weights, which must be the same for all workers."""
     return {"weights": weights_hash(loaded.model.state_dict())}
 
 

@@ -144,9 +144,9 @@ class Source:
     writes: bool = False
     """Whether it asks for text, and for no likelihoods."""
     fields: Sequence[str] = ()
-    """What lm-eval's task reads of a document."""
+    """Fields of a document that lm-eval's task reads."""
     labels: Sequence[Any] = ()
-    """What the field label may be."""
+    """Values of the field label."""
 
     @property
     def graded(self) -> str:

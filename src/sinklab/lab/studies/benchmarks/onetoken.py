@@ -42,7 +42,7 @@ over runs, of fewer than 8 the range.
 def read_runs(
     benchmarks: Sequence[Benchmark], trainings: Sequence[Any], metric: str | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What runs measured, a row per model and column of a table; and held-out losses of their rows
+    """Measurements of runs, a row per model and column; and held-out losses of their rows
     of text.
 
     Models are named by block (models that differ in variant and seed alone), start, variant and

@@ -75,7 +75,7 @@ def cost_sentences(runs: Any) -> list[str]:
 
 
 class _Question(NamedTuple):
-    """What one arm costs, or costs more than another."""
+    """Cost of an arm, or how much more it costs than another."""
 
     model: str
     measure: str
