@@ -12,6 +12,7 @@ from commands import cli, error_of
 from refusals import refused, refusing
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports import NotRecorded, as_studies, report, table
+from sinklab.lab.reports.build import placed, svg_of
 from sinklab.lab.reports.build import words as page_words
 from sinklab.lab.reports.figures import (
     attention_map,
@@ -29,7 +30,6 @@ from sinklab.lab.reports.figures import (
     value_norms,
     value_norms_by_state,
 )
-from sinklab.lab.reports.inline import placed, svg_of
 from sinklab.lab.reports.style import DPI, printable
 from sinklab.lab.reports.words import number, percent
 

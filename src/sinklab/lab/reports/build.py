@@ -1,9 +1,11 @@
 """From run folders to report.html: what stands on the page, as data, for page.jinja."""
 
+import io
 import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,13 +24,14 @@ from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports.answered import contrast_of
+from sinklab.lab.reports.drawing import canvas_of, save
 from sinklab.lab.reports.figures import typical_head
-from sinklab.lab.reports.inline import placed, svg_of
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
+from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.reports.study import Study
-from sinklab.lab.reports.style import asset
+from sinklab.lab.reports.style import THEMES, asset
 from sinklab.lab.reports.tables import (
     compare,
     measures_table,
@@ -67,6 +70,17 @@ RULES = {
     "agreement": "agreement, %",
 }
 """columns of the table of rules -> as the page has them"""
+
+DIGITS = re.compile(r"(\.\d\d)\d+")
+"""decimals of a length: hundredths of a point are enough"""
+UNUSED = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->"
+    r'| xmlns[:\w]*="[^"]*"|font-family: [^;]*; |\n *',
+    re.DOTALL,
+)
+"""parts that a page does not need: a style sheet would apply to all of it, and letters are those of
+the page
+"""
 
 Part = dict[str, Any]
 """A part of the page below the explorer: anchor, cards, title, how."""
@@ -437,3 +451,43 @@ def _templates() -> Environment:
     pages.filters["tipped"] = tipped
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages
+
+
+def svg_of(name: str, runs: Any, **options: Any) -> str:
+    """A figure of the runs as an ``<svg>`` element; empty if they did not record enough for it."""
+    written = io.BytesIO()
+    with suppress(NotRecorded):
+        save(canvas_of(registered[name](runs, **options)), "svg", written)
+    text = written.getvalue().decode("utf-8")
+    text = UNUSED.sub("", text[max(text.find("<svg"), 0) :])
+    # groups are numbered in every figure alike, and nothing refers to them
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    return re.sub("<[^>]*>", _for_page, text)
+
+
+def placed(svg: str, place: str, words: str) -> Markup:
+    """A figure at one place of a page, whose name begins its ids; ``words`` describe it to readers
+    who do not see it.
+    """
+    own = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", svg)
+    head = f'<svg class="figure" role="img" aria-label="{escape(words)}"'
+    return Markup(own.replace("<svg", head, 1))
+
+
+def _for_page(tag: re.Match[str]) -> str:
+    """A tag with short numbers and with the colours of both themes."""
+    text = DIGITS.sub(r"\1", tag[0])
+    for light, dark in _colours():
+        text = text.replace(light, f"light-dark({light}, {dark})")
+    return text
+
+
+@lru_cache(maxsize=1)
+def _colours() -> list[tuple[str, str]]:
+    """Colours of the light theme, each with its counterpart in the dark one."""
+    light, dark = THEMES["light"], THEMES["dark"]
+    pairs = dict(zip(light.states.values(), dark.states.values(), strict=True))
+    pairs |= dict(zip(light.lines, dark.lines, strict=True))
+    for name in ("surface", "ink", "muted", "line", "added"):
+        pairs[getattr(light, name)] = getattr(dark, name)
+    return [(one.lower(), other) for one, other in pairs.items()]
