@@ -4,9 +4,8 @@
     python studies/sink_caches.py --smallest  the same in seconds; the figures then mean nothing
 
 The caches are in this file, on the public protocol: a session that keeps every key, and an edit
-that blocks the keys that were not chosen, layer by layer and head by head. That gives the numbers
-of a cache that throws them away, and saves no time. ``sinklab generate … --plugin
-studies/sink_caches.py --cache evict:sinks=4`` decodes with one.
+that blocks those that were not chosen, by layer and head: the numbers of a cache that throws them
+away, without its speed. ``--plugin studies/sink_caches.py --cache evict:sinks=4`` decodes with one.
 """
 
 # B batch, G key/value heads, H query heads, W queries of the block, S canvas columns, K = added
@@ -30,7 +29,7 @@ from sinklab import BlockKeys, intervene, trace
 from sinklab.core.instrument import Call, Selector
 from sinklab.core.registry import caches, selectors
 from sinklab.core.subject import Denoiser, Evaluation, Places, Session, cache_of
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis import effects
 from sinklab.lab.caching import DualCache
 from sinklab.lab.checkpoints import load
 from sinklab.lab.scoring import heldout_rows
@@ -51,12 +50,10 @@ class ChoosingCache(DualCache):
 @caches.register("evict")
 @dataclass(frozen=True)
 class EvictingCache(ChoosingCache):
-    """Keep a share of the columns outside the block, by a score, sinks first if requested: each
-    layer and key head its own.
-    """
+    """Keep a share of the columns outside the block, by a score, sinks first; by key head."""
 
     keep: float = 0.5
-    """Share of the columns outside the block, rounded down; 1 keeps all."""
+    """Share of these columns, rounded down; 1 keeps all."""
     sinks: int = 0
     """So many of them are the columns that receive most attention from the block."""
     protect: str = "now"
@@ -71,9 +68,7 @@ class EvictingCache(ChoosingCache):
 @caches.register("sink_refresh")
 @dataclass(frozen=True)
 class SinkRefreshCache(ChoosingCache):
-    """A dual cache that computes the columns that receive most attention from the block, over all
-    layers and heads, anew with the block.
-    """
+    """A dual cache that computes the columns that the block attends to most anew with the block."""
 
     sinks: int = 8
 
@@ -340,8 +335,7 @@ SMALLEST = {
     "-written": Settings((0.125,), ("now",), 2, 1, 24, 6, 6),
 }
 POLICY = ["family", "keep", "sinks", "protect"]
-# over the tokens still masked: nats of the true one; nats from the uncached distribution to the
-# cached one; share of positions at which both have the same token first
+# over masked tokens: nats of the true one, nats from the uncached distribution, same best token
 METRICS = ["loss", "divergence", "same"]
 
 
@@ -390,12 +384,10 @@ def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) 
 
 def mean_table(rows: pd.DataFrame, arm: list[str], names: list[str]) -> pd.DataFrame:
     """A line per arm: means over rows of some columns, with the ends of their 95 % intervals."""
-    parts = []
-    for name in names:
-        found = effects(rows, name, arm=arm, unit="row").set_index(arm)
-        columns = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
-        parts.append(found[[*columns]].rename(columns=columns))
-    return pd.concat([*parts, found["n"].rename("rows")], axis=1).reset_index()
+    parts = {name: effects(rows, name, arm=arm, unit="row").set_index(arm) for name in names}
+    ends = (("mean", ""), ("low", "_low"), ("high", "_high"))
+    means = {name + end: part[own] for name, part in parts.items() for own, end in ends}
+    return pd.DataFrame(means | {"rows": parts[names[0]]["n"]}).reset_index()
 
 
 def compared(name: str, settings: Settings) -> dict[str, Any]:
@@ -427,30 +419,27 @@ def compared(name: str, settings: Settings) -> dict[str, Any]:
 
 def drawn(table: pd.DataFrame) -> Figure:
     """Divergence over the budget; full lines protect the sinks of now."""
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    for (family, whose), part in table.query("keep < 1").groupby(["family", "protect"]):
-        if family in SCORES and whose != "first":
-            look = {"c": f"C{[*SCORES].index(family)}", "ls": "-" if whose else "--"}
-            label = family + " + sinks" * bool(whose)
-            axes.loglog(100 * part["keep"], part["divergence"], label=label, **look)
+    axes = Figure(layout="constrained").subplots()
+    some = table[table["family"].isin(SCORES) & (table["keep"] < 1) & (table["protect"] != "first")]
+    for (family, whose), part in some.groupby(["family", "protect"]):
+        look = {"c": f"C{[*SCORES].index(family)}", "ls": "-" if whose else "--"}
+        label = family + " + sinks" * bool(whose)
+        axes.loglog(100 * part["keep"], part["divergence"], label=label, **look)
     axes.set(xlabel="columns kept outside the block, %", ylabel="nats per masked token")
     axes.legend()
-    return figure
+    return axes.figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smallest", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/sink_caches"))
-    options = parser.parse_args()
+    options, results = parser.parse_args(), {}
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    results = {}
     for name, size in itertools.product(("tiny", "tiny-sink"), ("", "-written")):
-        settings = (SMALLEST if options.smallest else FULL)[size]
-        found = results[name + size] = compared(name, settings)
-        table = pd.DataFrame(found["policies"])
+        results[name + size] = compared(name, (SMALLEST if options.smallest else FULL)[size])
+        table = pd.DataFrame(results[name + size]["policies"])
         print(name, table.to_string(), sep="\n", flush=True)
         if not size:
             drawn(table).savefig(options.out / f"{name}.png", dpi=150)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.lab.analysis.answers import staying_word
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.estimates import median_over, median_p
 from sinklab.lab.analysis.movement import MOVING, STATIC
 from sinklab.lab.analysis.verdicts import Verdict, holm

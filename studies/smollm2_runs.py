@@ -56,7 +56,7 @@ def motion(loaded: Any, rows_NS: Tensor) -> dict[str, Any]:
         of their median, ``strong_heads`` by text, ``reading``, what is compared, and ``sentence``,
         the package's own answer, which weighs all heads that have a sink.
     """
-    lm = LM(**{one.name: getattr(loaded, one.name) for one in fields(LM)})
+    lm = LM(**{one.name: getattr(loaded, one.name) for one in fields(loaded)})
     prompts = [lm.needed_tokenizer().decode(row_S[:PROMPT].tolist()) for row_S in rows_NS]
     run = lm.watch(prompts, NEW, statistics=("received",))
     (study,) = as_studies(run)

@@ -24,6 +24,7 @@ from sinklab.lab.measures import (
     Random,
     WindowAttention,
 )
+from sinklab.lab.measures.amplify import Amplify
 from sinklab.lab.measures.controls import Sparing
 from sinklab.lab.measures.patch import Patch
 from sinklab.lab.scoring import ClipChannel
@@ -167,6 +168,7 @@ EXAMPLES = {
         file="run.safetensors", positions=(3,), source=(7,), what="key"
     ),
     "block_keys:keys=top:k=2,beyond=8,steps=1+3": BlockKeys(TopKeys(2), beyond=8, steps=(1, 3)),
+    "amplify:positions=4,scale=3.0,mean=none": Amplify(positions=(4,), scale=3.0, mean="none"),
     "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(
         channels=(3, 17), limit=2.5, layers=(0,)
     ),

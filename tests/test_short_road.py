@@ -24,6 +24,7 @@ from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from sinklab.lab.reports import table
 from sinklab.lab.scoring import LikelihoodSettings, rolling, score
+from sinklab.lab.scoring.requests import digest
 from sinklab.lab.short_road import LM
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
@@ -49,7 +50,8 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path):
 def test_a_start_token_is_given_and_costs_nothing():
     loaded = tiny_loaded()
     lm = LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
-    scored = score(loaded, [([9], [*range(20, 30)])], LikelihoodSettings(samples=32))[0]
+    how, groups = LikelihoodSettings(samples=32), [digest((9, *range(20, 30)), (0,))]
+    scored = score(loaded, [([9], [*range(20, 30)])], how, groups=groups)[0]
     assert lm.loss([9, *range(20, 30)]) == pytest.approx(-scored.logprob / 10)
     assert lm.loss([*range(20, 30)]) != pytest.approx(-scored.logprob / 10, rel=1e-4)
     longer = [9, *([20, 21] * 40)]

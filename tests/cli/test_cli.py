@@ -55,6 +55,7 @@ REACHED = {
     "lab.training.run": "train",
     "lab.training.checkpoints": "settings_of",
     "lab.records.reading": "open_run",
+    "lab.cli.options": "read_info",
 }
 
 
@@ -62,6 +63,7 @@ REACHED = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_teaches_by_examples_that_can_be_typed(command, capsys, monkeypatch):
     text = help_of(command, capsys)
+    Path("runs/plain").mkdir(parents=True)
     Path("questions.jsonl").write_text('{"question": "What is 17 + 25?"}\n' * 30)
     found = examples(text)
     assert any(example.startswith(f"sinklab {command}") for example in found), text

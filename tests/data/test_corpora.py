@@ -132,7 +132,7 @@ def of_origins(folder):
     [
         ("meta.set!=code", "134"),
         ("meta.set=code", "02"),
-        ("sample=1", "13"),
+        ("part=1", "13"),
         ("part!=1", "024"),
         ("meta.set!=news", "01234"),
     ],

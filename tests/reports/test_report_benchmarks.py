@@ -350,7 +350,7 @@ def test_latex_escapes():
     table = pd.DataFrame({"a_b": ["50 % & {x} ± 1", "−3 \\ ~"]})
     assert r"a\_b \\" in latex(table, "c#")
     assert r"50 \% \& \{x\} $\pm$ 1 \\" in latex(table, "c#")
-    assert r"$-$3 \textbackslash \textasciitilde \\" in latex(table, "c#")
+    assert r"$-$3 \textbackslash \space \textasciitilde" in latex(table, "c#")
     assert r"\caption{c\#}" in latex(table, "c#")
 
 

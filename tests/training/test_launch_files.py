@@ -17,6 +17,8 @@ FILES = {
 def test_every_file_is_known_here():
     assert {path.name for path in LAUNCH.iterdir()} == {
         *FILES,
+        "ray.kubernetes.yaml",
+        "ray.slurm",
         "several_nodes.slurm",
         "shards.slurm",
     }

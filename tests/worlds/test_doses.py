@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import Doses, at_equal_mass, contrast
-from sinklab.lab.analysis.effects import effects
 
 WORLDS = 200
 

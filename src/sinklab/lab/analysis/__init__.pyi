@@ -1,6 +1,7 @@
 from .answers import Answer as Answer
 from .answers import Answers as Answers
 from .counts import main_sink as main_sink
+from .differences import effects as effects
 from .estimates import Estimate as Estimate
 from .estimates import jackknife as jackknife
 from .estimates import mean_over as mean_over

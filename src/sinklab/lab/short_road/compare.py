@@ -14,7 +14,7 @@ import pandas as pd
 
 from sinklab.core.instrument import BlockKeys, Intervention
 from sinklab.core.registry import interventions
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.estimates import FEWEST, mean_over
 from sinklab.lab.analysis.words import CONTROLS, counted
 from sinklab.lab.checkpoints.controls import UNTRAINED

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.reports import Printed, as_trainings, write_printed
 from sinklab.lab.reports.training import FREE, Training, variant
 from sinklab.lab.studies import Row

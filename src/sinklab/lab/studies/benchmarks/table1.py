@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import MATCHED, Doses, at_equal_mass, no_phenomenon
-from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.intervals import Z
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports import Printed, checked, percent, write_printed

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sinklab.core.instrument import BlockKeys, Selector, SinkKeys, TopKeys
 from sinklab.core.registry import interventions
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures.protocols import in_place_of
 from sinklab.lab.scoring.arms import DOSE, HeldoutRows, arm_losses

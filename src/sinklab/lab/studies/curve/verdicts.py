@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import MATCHED, PHENOMENON, Doses, common_mass
-from sinklab.lab.analysis.effects import effects
 from sinklab.lab.analysis.estimates import FEWEST, median_over
 from sinklab.lab.analysis.words import CONTROLS, beside
 from sinklab.lab.records import Run, of_twin

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from refusals import refused
-from sinklab.lab.analysis.effects import effects
+from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.estimates import mean_over, mean_p
 
 
