@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -270,15 +271,17 @@ class Ray:
 
     def _next(self) -> tuple[Any, Portion | None, End]:
         """The worker that is done next, its portion, and how it ended."""
-        limit: float | None = PATIENCE
-        if self._is_computing:
-            limit = None
-        done, _ = self._ray.wait([*self._running], timeout=limit)
-        if not done:
-            raise ValueError(
-                f"no worker started within {PATIENCE / 60:.0f} min; look at the cluster with `ray "
-                "status`, and give the same command again"
-            )
+        done: list[Any] = []
+        began = time.monotonic()
+        while not done:
+            done, _ = self._ray.wait([*self._running], timeout=0)
+            # a signal that came while Ray waits would end this process in Ray's way
+            time.sleep(0.01)
+            if not (done or self._is_computing) and time.monotonic() > began + PATIENCE:
+                raise ValueError(
+                    f"no worker started within {PATIENCE / 60:.0f} min; look at the cluster with "
+                    "`ray status`, and give the same command again"
+                )
         actor, portion = self._running.pop(done[0])
         try:
             return actor, portion, End(*self._ray.get(done[0]))
