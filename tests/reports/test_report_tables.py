@@ -200,7 +200,7 @@ def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
         "attention_map-no-sink",
         "sink_tokens-no-sink",
     }
-    assert "needs the table tokens" in drawn.skipped["sink_tokens-no-sink"]
+    assert "the table tokens" in drawn.skipped["sink_tokens-no-sink"]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_the_page_shows_both_controls(make_study, calm, tmp_path):
     assert re.findall(r"<th>(.*?)</th>", part) == [*names, "verdict"]
     rows = re.findall(r"<tr>.*?</tr>", part, re.S)
     row = next(one for one in rows if "attention on the greatest text position" in one)
-    assert re.findall(r"<td>(.*?)</td>", row)[1:] == ["30.0", "", "5.00", "30.0", ""]
+    assert re.findall(r"<td>(.*?)</td>", row)[1:] == ["30.00", "", "5.001", "30.00", ""]
     written = table(run, "measures").set_index("measure")
     assert [*written.columns] == [
         *("value", "low", "high", "fresh weights", "shuffled weights", "verdict")
