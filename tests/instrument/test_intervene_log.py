@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import pandas as pd
 import pytest
 import torch
+import transformers
 from dense_twin import dense, received, top
+from packaging.version import Version
 from probed import IDS, padding
 from torch.testing import assert_close
 
@@ -219,7 +221,13 @@ def test_layers_with_different_numbers_of_heads_have_entries_of_their_own():
         WindowAttention(2),
         MaskSinks(1, when="kept", limit=4),
         BlockKeys("top:k=2", how="shuffle_value"),
-        ClipChannel(channels=(1, 2), limit=0.1),
+        pytest.param(
+            ClipChannel(channels=(1, 2), limit=0.1),
+            marks=pytest.mark.skipif(
+                Version(transformers.__version__) < Version("5.23"),
+                reason="its replayed layers save another number of tensors",
+            ),
+        ),
     ],
 )
 def test_checkpointed_gradients_are_those_of_the_edited_model(edit):
