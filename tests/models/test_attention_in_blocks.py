@@ -30,6 +30,7 @@ def texts(model, rows=2, length=12):
     return ids_BS, masked_BS, ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("padding", [None, 3])
 def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attention(
@@ -54,6 +55,7 @@ COLUMNS = {"blocks_from": "column"}
 WRITTEN = [*VARIANTS, {"clean_attention": "causal"}, COLUMNS]
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "variant, length, mask",
     [
@@ -92,6 +94,7 @@ def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(varia
         assert torch.equal(alone_1S[0, -9:], written_BS[row, -9:])
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "block_length, call, message",
     [
@@ -135,6 +138,7 @@ def test_an_added_sink_is_a_committed_block_of_its_own():
     assert_close(found, expected)
 
 
+@pytest.mark.ring("lab")
 def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_else():
     model = tiny_lm(block_length=4).double()
     prompts_BP = texts(model, rows=1, length=6)[0]

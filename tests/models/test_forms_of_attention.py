@@ -33,6 +33,7 @@ def pair(form, **variant):
     return changed, full
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
@@ -48,6 +49,7 @@ def test_a_causal_model_is_the_causal_pass_of_its_twin(variant, backend):
         assert (full(changed).logits[:, :7] - full(ids_BS).logits[:, :7]).abs().max() > 1e-3
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_lone_first_token_is_a_visible_mask(variant):
     model, full = pair("first_alone", **variant)
@@ -81,6 +83,7 @@ def test_a_trace_counts_the_keys_that_each_query_sees():
     assert recording.visible[0][0].tolist() == [12] + [11] * 11
 
 
+@pytest.mark.ring("lab")
 def test_a_folder_keeps_the_form_and_an_old_one_has_full_attention(tmp_path):
     folder = save_tiny(tmp_path / "model", attention="first_alone")
     assert sinklab.load(folder).model.config.attention == "first_alone"

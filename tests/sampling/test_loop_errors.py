@@ -29,6 +29,7 @@ def test_logits_of_the_wrong_shape_are_refused():
     refused(r"\(48, any\), .* \(4, 17, 23\)", next, steps)
 
 
+@pytest.mark.ring("lab")
 @pytest.mark.parametrize(
     "value, message", [(-torch.inf, "1 of 48 positions have .*-inf"), (torch.nan, "1 of 48")]
 )
