@@ -7,8 +7,9 @@ form. One forward and one backward serve all heads, and each keeps O(S) numbers.
 p is large, which is at sinks: block the first ones for real.
 """
 
-# B batch, H query heads, Q queries, S keys, D head dim
-from collections.abc import Callable
+# B batch, R rows (a text under one mask), T texts, L layers, H query heads, Q queries, S keys,
+# D head dim
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.instrument import Call, Listener
 from sinklab.core.instrument.routes import tapped
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.scoring.arms import BATCH, Together, together
 
 
 class _Screen(Listener):
@@ -79,3 +82,28 @@ def first_order_costs(model: Any, losses: Callable[[], Tensor]) -> dict[str, Ten
         own_BHQD = own.reshape(batch, -1, queries, dim)
         found[layer] = (own_BHQD * change_BHQD).sum((-2, -1)).float()
     return found
+
+
+def screen(
+    loaded: Loaded, texts: Sequence[Sequence[int]], *, batch: int = BATCH, **how: Any
+) -> Tensor:
+    """First-order costs of all heads in the loss of each text, (T, L, H): the losses of
+    `arm_losses`, which takes the same arguments (read, samples, seed, first).
+    """
+    found = []
+    for rows in together(loaded, texts, batch=batch, **how):
+        weight_RS = rows.weight_R[:, None] * rows.read_RS / rows.read_RS.sum(1, keepdim=True)
+        costs = []
+        for start in range(0, len(rows.places), batch):
+            part = slice(start, start + batch)
+
+            def losses(
+                rows: Together = rows, part: slice = part, weight_RS: Tensor = weight_RS
+            ) -> Tensor:
+                return (rows.nats(part, gradient=True) * weight_RS[part]).sum(1)
+
+            costs.append(torch.stack([*first_order_costs(loaded.model, losses).values()], 1))
+        costs_RLH = torch.cat(costs).double().cpu()
+        total_TLH = costs_RLH.new_zeros(len(rows.texts), *costs_RLH.shape[1:])
+        found.append(total_TLH.index_add_(0, rows.text_R, costs_RLH))
+    return torch.cat(found)

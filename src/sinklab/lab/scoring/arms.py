@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from sinklab.core.compat import stated
 from sinklab.core.instrument import Intervention, Listener, RemovalRecord, intervene, trace
 from sinklab.core.instrument.edits.dose import by_row
 from sinklab.core.instrument.edits.edit import Editor
+from sinklab.core.subject import Places
 from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus
@@ -117,11 +119,9 @@ def arm_losses(
     """
     is_diffusion = loaded.is_diffusion
     edits = {name: scoring_edits(given, is_diffusion=is_diffusion) for name, given in arms.items()}
-    for some in read_together(texts, samples, batch):
-        rows = [
-            _rows_of(loaded, texts[number], read, samples, seed, first + number) for number in some
-        ]
-        found = _measured(loaded, edits, rows, batch, tick or (lambda: None))
+    how: dict[str, Any] = {"samples": samples, "seed": seed, "first": first, "batch": batch}
+    for rows in together(loaded, texts, read=read, **how):
+        found = _measured(edits, rows, batch, tick or (lambda: None))
         yield from (one for each in found for one in each)
 
 
@@ -145,6 +145,60 @@ class _Rows(NamedTuple):
     weight_N: Tensor
     read_S: Tensor
     places: list[Place]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Texts of one length under all their masks, a row each."""
+
+    loaded: Loaded
+    texts: list[_Rows]
+    ids_RS: Tensor
+    masked_RS: Tensor
+    weight_R: Tensor
+    """Weight of a row's losses in those of its text."""
+    text_R: Tensor
+    """Place of its text among `texts`."""
+    read_RS: Tensor
+    places: list[Place]
+
+    def nats(self, part: slice, *, gradient: bool = False) -> Tensor:
+        """Losses of the tokens of some rows that are read, (B, S); 0 elsewhere. With a gradient the
+        model is run as it is, without inference mode.
+        """
+        model = self.loaded.model
+        ids_BS, masked_BS, read_BS = (x[part] for x in (self.ids_RS, self.masked_RS, self.read_RS))
+        if self.loaded.is_diffusion:
+            return _denoised(model, ids_BS, masked_BS, read_BS, gradient)
+        return _continued(model, ids_BS)
+
+
+def together(
+    loaded: Loaded,
+    texts: Sequence[Sequence[int]],
+    *,
+    read: str | Sequence[int] = "all",
+    samples: int = 1,
+    seed: int = 0,
+    first: int = 0,
+    batch: int = BATCH,
+) -> Iterator[Together]:
+    """The rows of texts that share forwards, as `arm_losses` reads them."""
+    for some in read_together(texts, samples, batch):
+        rows = [
+            _rows_of(loaded, texts[number], read, samples, seed, first + number) for number in some
+        ]
+        text_R = torch.cat([torch.full((len(one.places),), at) for at, one in enumerate(rows)])
+        yield Together(
+            loaded,
+            rows,
+            ids_RS=torch.cat([one.ids_NS for one in rows]),
+            masked_RS=torch.cat([one.masked_NS for one in rows]),
+            weight_R=torch.cat([one.weight_N for one in rows]),
+            text_R=text_R,
+            read_RS=torch.stack([one.read_S for one in rows])[text_R],
+            places=[place for one in rows for place in one.places],
+        )
 
 
 def _rows_of(
@@ -228,40 +282,31 @@ class _Total:
 
 
 def _measured(
-    loaded: Loaded,
     edits: Mapping[Any, tuple[Intervention, ...]],
-    rows: list[_Rows],
+    rows: Together,
     batch: int,
     tick: Callable[[], object],
 ) -> list[list[ArmLoss]]:
     """Texts of one length under all arms, read together."""
-    model: Any = loaded.model
-    ids_RS = torch.cat([one.ids_NS for one in rows])
-    masked_RS = torch.cat([one.masked_NS for one in rows])
-    weight_R = torch.cat([one.weight_N for one in rows])
-    text_R = torch.cat([torch.full((len(one.places),), at) for at, one in enumerate(rows)])
-    read_RS = torch.stack([one.read_S for one in rows])[text_R]
-    places = [place for one in rows for place in one.places]
-    totals = {name: _Total(rows) for name in edits}
-    losses = _denoised if loaded.is_diffusion else _continued
-    for start in range(0, len(places), batch):
+    loaded = rows.loaded
+    totals = {name: _Total(rows.texts) for name in edits}
+    for start in range(0, len(rows.places), batch):
         part = slice(start, start + batch)
         clean: list[Tensor] = []
 
-        def run(part: slice = part) -> Tensor:
-            return losses(model, ids_RS[part], masked_RS[part], read_RS[part])
-
-        def run_clean(run: Callable[[], Tensor] = run, clean: list[Tensor] = clean) -> Tensor:
-            with trace(model, ("received",)) as recording:
-                nats_BS = run()
-            clean.append(recording.received[0].float().cpu() / ids_RS.shape[1])
+        def run_clean(part: slice = part, clean: list[Tensor] = clean) -> Tensor:
+            with trace(loaded.model, ("received",)) as recording:
+                nats_BS = rows.nats(part)
+            clean.append(recording.received[0].float().cpu() / rows.ids_RS.shape[1])
             return nats_BS
 
         with torch.inference_mode():
-            found = under_arms(model, [*edits.values()], places[part], run, run_clean)
+            run = partial(rows.nats, part)
+            found = under_arms(loaded.model, [*edits.values()], rows.places[part], run, run_clean)
             for name, (nats_BS, records) in zip(edits, found, strict=True):
-                weighted_BS = nats_BS.double() * weight_R[part, None]
-                totals[name].add(weighted_BS, records, clean[0], text_R[part], loaded.added_sinks)
+                weighted_BS = nats_BS.double() * rows.weight_R[part, None]
+                text_B = rows.text_R[part]
+                totals[name].add(weighted_BS, records, clean[0], text_B, loaded.added_sinks)
                 tick()
     for name, total in totals.items():
         if total.nats_TS.isnan().any():
@@ -279,7 +324,7 @@ def _measured(
             )
             for name, total in totals.items()
         ]
-        for text, one in enumerate(rows)
+        for text, one in enumerate(rows.texts)
     ]
 
 
@@ -389,18 +434,24 @@ def _masks(
     return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
 
 
-def _denoised(model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor) -> Tensor:
+def _denoised(
+    model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor, gradient: bool
+) -> Tensor:
     """Losses of the masked tokens that are read, (B, S); 0 elsewhere."""
     noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
     wanted_BS = masked_BS & read_BS
-    given = [one_BS.to(model.device) for one_BS in (noisy_BS, wanted_BS, ids_BS)]
-    logits_MV = model.denoiser().scored(*given)
+    noisy, wanted, clean = (x.to(model.device) for x in (noisy_BS, wanted_BS, ids_BS))
+    denoiser = model.denoiser()
+    if gradient:
+        logits_MV = denoiser.full_pass(noisy, Places.of(wanted))
+    else:
+        logits_MV = denoiser.scored(noisy, wanted, clean)
     nats_BS = torch.zeros(masked_BS.shape)
     nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
     return nats_BS
 
 
-def _continued(model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor) -> Tensor:
+def _continued(model: Any, ids_BS: Tensor) -> Tensor:
     """Next-token losses, (B, S), at the position of the token; 0 at the first."""
     logits_BSV = model(ids_BS.to(model.device), use_cache=False).logits
     nats_BS = torch.zeros(ids_BS.shape)
