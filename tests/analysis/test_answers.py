@@ -18,7 +18,6 @@ from sinklab.lab.analysis.answers import (
 )
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.analysis.sentences import contrast
-from sinklab.lab.analysis.words import beside
 
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
@@ -213,16 +212,3 @@ def test_answers_are_a_table_and_three_sentences():
         table["shuffled weights"].iloc[1]
     )
     assert {"value", "low", "high", "samples", "detectable", "sentence"} <= {*table.columns}
-
-
-def test_controls_in_words():
-    own_S, same_S = 0.3 + SPREAD, 0.3 + SPREAD[::-1]
-    texts = {"initialised": "3 %", "permuted": "30 %"}
-    assert beside(texts, own_S, {"permuted": same_S, "initialised": 0.03 + SPREAD}) == (
-        "shuffled weights 30 % (not distinguishable), fresh weights 3 %"
-    )
-    # without numbers of samples nothing is tested
-    assert (
-        beside(texts) == "shuffled weights 30 %, fresh weights 3 %"
-        and beside({"permuted": ""}) == ""
-    )

@@ -2,13 +2,9 @@
 
 # R rows of text, K doses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy  # its modules load where they are first used
-
-from sinklab.lab.analysis.estimates import FEWEST, LEVEL, Estimate, mean_over
 
 PHENOMENON = 0.05
 """A model has heavy sinks if one key holds more than 30 % of the attention in no smaller share of
@@ -56,24 +52,6 @@ class Doses:
         )
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Two models at one dose."""
-
-    mass: float
-    """The removed mass they are compared at; NaN if they have none in common."""
-    one: Estimate
-    """Cost for the first."""
-    other: Estimate
-    """Cost for the second."""
-    difference: Estimate
-    """The first less the second, its interval by Welch's t; no samples if there is no common
-    mass.
-    """
-    p: float = math.nan
-    """p-value of that test; NaN without an interval."""
-
-
 def common_mass(one: Doses, other: Doses) -> float:
     """The greatest removed mass that the measured doses of both reach, never beyond the doses of
     either; NaN if there is none.
@@ -86,29 +64,3 @@ def common_mass(one: Doses, other: Doses) -> float:
         return math.nan
     most = min(some.max() for some in masses)
     return float(most) if most >= max(some.min() for some in masses) else math.nan
-
-
-def at_equal_mass(one: Doses, other: Doses) -> Contrast:
-    """Two models at their `common_mass`."""
-    mass = common_mass(one, other)
-    if math.isnan(mass):
-        return contrast([], [])
-    return contrast(one.at(mass), other.at(mass), mass)
-
-
-def contrast(
-    one_R: Sequence[float] | np.ndarray,
-    other_R: Sequence[float] | np.ndarray,
-    mass: float = math.nan,
-) -> Contrast:
-    """Costs of rows of two models; rows are not paired, since tokenizers may cut the text
-    otherwise.
-    """
-    one, other = mean_over(one_R), mean_over(other_R)
-    value, samples = one.value - other.value, min(one.samples, other.samples)
-    low = high = p = math.nan
-    if samples >= FEWEST:
-        test = scipy.stats.ttest_ind(one_R, other_R, equal_var=False)
-        low, high = test.confidence_interval(LEVEL)
-        p = float(test.pvalue)
-    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples), p)

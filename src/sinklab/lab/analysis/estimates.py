@@ -24,6 +24,8 @@ SEEDS = 6
 they were trained
 """
 LEVEL, POWER = 0.95, 0.8
+Z = 1.959963984540054
+"""quantile of the normal distribution that goes with the level, two-sided"""
 LUMP = 0.5
 """share of all differences in one sample from which on it is said"""
 RESAMPLES, MANY, GROUPS = 2000, 200, 50

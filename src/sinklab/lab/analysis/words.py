@@ -2,11 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-
-from sinklab.lab.analysis.estimates import mean_over
 
 CONTROLS = {"permuted": "shuffled weights", "initialised": "fresh weights"}
 """Controls as run folders name them -> as people read them; the first that was run is the one of a
@@ -14,29 +9,13 @@ sentence.
 """
 
 
-def beside(texts: Mapping[str, str], own: Any = (), theirs: Mapping[str, Any] | None = None) -> str:
-    """Numbers of the controls, written behind that of the model: «shuffled weights 6.3 %, fresh
-    weights 2.6 %».
-
-    Args:
-        texts: the number of each control as it is written, by the control's name in a run folder;
-            empty for none.
-        own: (S,) the numbers of the model's samples; a control that is not distinguishable (the
-            95 % interval of the paired difference holds 0) is marked «not distinguishable».
-        theirs: (S,) those of each control.
+def beside(texts: Mapping[str, str]) -> str:
+    """Numbers of the controls, by their names in a run folder, as they stand behind that of the
+    model: «shuffled weights 6.3 %, fresh weights 2.6 %».
     """
-    said = []
-    for kind in CONTROLS:
-        if not texts.get(kind):
-            continue
-        words = f"{CONTROLS[kind]} {texts[kind]}"
-        others = (theirs or {}).get(kind, ())
-        if np.size(own) and np.shape(own) == np.shape(others):
-            difference = mean_over(np.subtract(own, others))
-            if difference.is_interval and difference.above() is None:
-                words += " (not distinguishable)"
-        said.append(words)
-    return ", ".join(said)
+    return ", ".join(
+        f"{words} {texts[kind]}" for kind, words in CONTROLS.items() if texts.get(kind)
+    )
 
 
 def percent(share: float) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
-from sinklab.lab.analysis.differences import effects
-from sinklab.lab.analysis.doses import MATCHED, Doses, at_equal_mass, no_phenomenon
-from sinklab.lab.analysis.intervals import Z
+from sinklab.lab.analysis.differences import INCONCLUSIVE, effects
+from sinklab.lab.analysis.doses import MATCHED, Doses, common_mass, no_phenomenon
+from sinklab.lab.analysis.estimates import Z
 from sinklab.lab.measures import PROTOCOLS
 from sinklab.lab.reports import Printed, checked, percent, write_printed
 from sinklab.lab.reports.runs import labels
@@ -329,15 +329,27 @@ def contrasts(cells: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
         protocols = {(one[0], other[0], one[1]): None for one, other in pairs if one[0] != other[0]}
         for first, second, protocol in protocols:
             some = [_doses(known, wide, (model, protocol, "sinks")) for model in (first, second)]
-            found = at_equal_mass(*some)
+            mass = common_mass(*some)
+            line = pd.Series(
+                {**dict.fromkeys(("mean", "low", "high"), math.nan), "verdict": INCONCLUSIVE}
+            )
+            if not math.isnan(mass):
+                at_mass = {
+                    model: one.at(mass) for model, one in zip((first, second), some, strict=True)
+                }
+                by_row = pd.DataFrame(
+                    {"arm": model, "sample": row, "value": cost}
+                    for model, cost_R in at_mass.items()
+                    for row, cost in enumerate(cost_R)
+                )
+                line = effects(by_row, apart=[(first, second)], words=words).iloc[0]
             reason = _too_few((first,), (second,), plain, known)
-            verdict = {True: "more", False: "less", None: "inconclusive"}[found.difference.above()]
             rows.append(
                 about
                 | {"points of": first, "less": second}
-                | {"masked": f"{percent(found.mass)} of the attention, {protocol}"}
-                | {"cost": points(found.difference.value, *found.difference.interval)}
-                | {"verdict": reason or verdict}
+                | {"masked": f"{percent(mass)} of the attention, {protocol}"}
+                | {"cost": points(*line[["mean", "low", "high"]])}
+                | {"verdict": reason or line["verdict"]}
             )
     return pd.DataFrame(rows)
 
