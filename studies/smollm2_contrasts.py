@@ -6,7 +6,7 @@ Holm's correction.
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ import pandas as pd
 
 from sinklab.lab.analysis.answers import staying_word
 from sinklab.lab.analysis.differences import effects
-from sinklab.lab.analysis.estimates import median_over, median_p
+from sinklab.lab.analysis.estimates import LEVEL, corrected, median_over, median_p
 from sinklab.lab.analysis.movement import MOVING, STATIC
-from sinklab.lab.analysis.verdicts import Verdict, holm
 
 SEEDS, STEPS = (0, 1, 2), 500
 """Seeds of each sibling, and the steps in all at which the outcomes are read."""
@@ -126,7 +125,18 @@ def contrasts(
     return told
 
 
-def outcomes(found: dict[str, Any]) -> list[Verdict]:
+@dataclass(frozen=True)
+class Outcome:
+    """A primary question answered."""
+
+    name: str
+    sentence: str
+    """«word: numbers»"""
+    p: float
+    holds: bool | None
+
+
+def outcomes(found: dict[str, Any]) -> list[Outcome]:
     """The six primary outcomes, corrected together; a question without a p-value counts among the
     six with 1.
     """
@@ -138,19 +148,28 @@ def outcomes(found: dict[str, Any]) -> list[Verdict]:
         _added(found),
         _short(found),
     ]
-    return holm(told)
+    stand = corrected([one.p for one in told]) <= 1 - LEVEL
+    return [
+        one if stands else _unsure(one, len(told)) for one, stands in zip(told, stand, strict=True)
+    ]
 
 
-def _verdict(
-    name: str, word: str, estimate: Crossed, threshold: float, holds: bool | None
-) -> Verdict:
+def _unsure(one: Outcome, together: int) -> Outcome:
+    """An outcome that did not pass the correction."""
+    if one.holds is None:
+        return one
+    word = f"inconclusive, as one of {together} statements judged together (p = {one.p:.2g})"
+    return replace(one, holds=None, sentence=f"{one.sentence.rpartition(': ')[0]}: {word}.")
+
+
+def _verdict(name: str, word: str, estimate: Crossed, holds: bool | None) -> Outcome:
     """A verdict whose sentence is «word: numbers»."""
     missing = estimate.texts == 0
     sentence = f"{word}: {estimate}, {estimate.seeds} seeds × {estimate.texts} texts"
     if missing:
         sentence = "not measured"
     p = 1.0 if math.isnan(estimate.p) else estimate.p
-    return Verdict(name, None if missing else holds, estimate.value, threshold, sentence, p=p)
+    return Outcome(name, sentence, p, None if missing else holds)
 
 
 def parent_channel(found: dict[str, Any]) -> str:
@@ -161,7 +180,7 @@ def parent_channel(found: dict[str, Any]) -> str:
     return counted.most_common(1)[0][0]
 
 
-def _survives(found: dict[str, Any]) -> Verdict:
+def _survives(found: dict[str, Any]) -> Outcome:
     kept = crossed(
         of_seeds(found, "iii", lambda one: one["channel"]["0.15"]["kept_pairs"]), INHERITED
     )
@@ -176,15 +195,13 @@ def _survives(found: dict[str, Any]) -> Verdict:
         peaks = of_seeds(found, "iii", in_channel).mean()
         word = "lost" if strong < FEW_HEADS else "relocated" if peaks > 0.5 else "new"
         word += f", {peaks:.0%} of strong heads peak in the parent's channel {channel}"
-    return _verdict(
-        "1 Does the parent's sink survive?", word, kept, INHERITED, kept.low > INHERITED
-    )
+    return _verdict("1 Does the parent's sink survive?", word, kept, kept.low > INHERITED)
 
 
-def _moves(found: dict[str, Any]) -> Verdict:
+def _moves(found: dict[str, Any]) -> Outcome:
     mobility_ST = of_seeds(found, "iii", lambda one: one["motion"]["mobility"])
     if not len(mobility_ST):
-        return _verdict("2 Does it move?", "", NOTHING, STATIC, None)
+        return _verdict("2 Does it move?", "", NOTHING, None)
     mobility_T = np.ma.masked_invalid(mobility_ST).mean(0).filled(np.nan)
     median = median_over(mobility_T)
     threshold = min((STATIC, MOVING), key=lambda each: abs(each - median.value))
@@ -193,23 +210,19 @@ def _moves(found: dict[str, Any]) -> Verdict:
         median.value, median.low, median.high, p, median.reach, len(mobility_ST), median.samples
     )
     word = staying_word(median)
-    return _verdict(
-        "2 Does it move?", word, whole, threshold, None if word == "inconclusive" else True
-    )
+    return _verdict("2 Does it move?", word, whole, None if word == "inconclusive" else True)
 
 
-def _alone(found: dict[str, Any]) -> Verdict:
+def _alone(found: dict[str, Any]) -> Outcome:
     lone = found.get("lifted", {}).get("lone")
     if lone is None:
-        return _verdict("3 Is seeing only itself the cause?", "", NOTHING, RISE, None)
+        return _verdict("3 Is seeing only itself the cause?", "", NOTHING, None)
     rise = crossed(np.array([np.array(lone["alone-0"]["share"]) - np.array(lone["full"]["share"])]))
     is_yes = rise.value >= RISE and rise.low > 0
-    return _verdict(
-        "3 Is seeing only itself the cause?", "yes" if is_yes else "no", rise, 0.0, is_yes
-    )
+    return _verdict("3 Is seeing only itself the cause?", "yes" if is_yes else "no", rise, is_yes)
 
 
-def _recomputed(found: dict[str, Any]) -> Verdict:
+def _recomputed(found: dict[str, Any]) -> Outcome:
     told = contrasts(found, "1")
     worse = max(told.values(), key=lambda one: one.p if not math.isnan(one.p) else 2.0)
     ours, causal = (of_seeds(found, sibling, late("1")) for sibling in ("iii", "ii"))
@@ -217,29 +230,22 @@ def _recomputed(found: dict[str, Any]) -> Verdict:
     if len(ours) and len(causal):
         is_less = worse.low > 0 and ours.mean() < (1 - LESS) * causal.mean()
         word = "less dependent" if is_less else "not less dependent"
-    return _verdict("4 Is robustness recomputation? (nats)", word, worse, 0.0, worse.low > 0)
+    return _verdict("4 Is robustness recomputation? (nats)", word, worse, worse.low > 0)
 
 
-def _added(found: dict[str, Any]) -> Verdict:
+def _added(found: dict[str, Any]) -> Outcome:
     points = [found[name] for name in (f"iv-{seed}-{STEPS}" for seed in SEEDS) if name in found]
     shares = [one["strength"]["0.5"]["added_of_strong"] for one in points if "strength" in one]
     if not shares:
-        return _verdict("5 Does the added token become the sink?", "", NOTHING, 0.5, None)
+        return _verdict("5 Does the added token become the sink?", "", NOTHING, None)
     sentence = (
         f"{np.mean(shares):.1%}, range {min(shares):.1%} … {max(shares):.1%} of "
         f"{len(shares)} seeds: no interval"
     )
-    return Verdict(
-        "5 Does the added token become the sink?",
-        None,
-        float(np.mean(shares)),
-        0.5,
-        sentence,
-        p=1.0,
-    )
+    return Outcome("5 Does the added token become the sink?", sentence, 1.0, None)
 
 
-def _short(found: dict[str, Any]) -> Verdict:
+def _short(found: dict[str, Any]) -> Outcome:
     ratio = crossed(of_seeds(found, "iii", lambda one: one["value_norms"]["ratio"]), SHORT)
     word = "short" if ratio.high < SHORT else "not short" if ratio.low > SHORT else "inconclusive"
-    return _verdict("6 Are the sink's values short?", word, ratio, SHORT, ratio.high < SHORT)
+    return _verdict("6 Are the sink's values short?", word, ratio, ratio.high < SHORT)

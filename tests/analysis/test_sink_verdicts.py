@@ -5,12 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused
-from sinklab.lab.analysis import (
-    Verdict,
-    holm,
-    masking_cost,
-    start_only,
-)
+from sinklab.lab.analysis import Verdict, holm, masking_cost, mean_over, start_only
 
 
 def events(*at_start, length=100):
@@ -23,15 +18,10 @@ def events(*at_start, length=100):
 
 def test_sinks_only_at_the_start():
     found = start_only(events(19, 20, 19, 20, 19, 20, 19, 19))
-    assert_allclose(found.value, 0.95)
+    assert_allclose(found.estimate.value, 0.95)
     assert found.holds is True and found.signature and found.estimate.samples == 8
-    assert found.sentence.endswith("): only at the start.")
     moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
-    assert (
-        moved.holds is False
-        and moved.sentence.endswith("not only at the start.")
-        and moved.value == 0.6
-    )
+    assert moved.holds is False and moved.estimate.value == 0.6
     # one sample in eight that differs, and it is inconclusive
     assert start_only(events(19, 20, 19, 20, 19, 20, 19, 2)).holds is None
     # exactly at the threshold is not over it
@@ -43,73 +33,36 @@ def test_events_of_a_lasting_sink_are_one_observation():
     # A thousand sinks at the start in one sample: as much as one.
     many = events(20, 2, 2, 2, 2, 2, 2, 2)
     many[0] *= 1000
-    assert start_only(many).value == 0.1
+    assert start_only(many).estimate.value == 0.1
     few = start_only(events(20, 20, 20))
-    assert few.holds is None and few.value == 1 and few.sentence.endswith("(5 more are needed).")
+    assert few.holds is None and few.estimate.value == 1
     # a sample without sinks is none
-    assert (
-        start_only(np.concatenate([events(*[20] * 5), np.zeros((3, 2, 100))])).estimate.samples == 5
-    )
+    some = np.concatenate([events(*[20] * 5), np.zeros((3, 2, 100))])
+    assert start_only(some).estimate.samples == 5
 
 
 def test_the_start_of_a_short_sequence_says_nothing():
-    short = start_only(np.array([[1, 2, 3, 4]] * 6))
-    assert short.holds is None and short.sentence.endswith("the sequence is too short to tell.")
+    short = start_only(np.array([[1, 2, 3, 4]] * 8))
+    assert short.holds is None and math.isnan(short.p) and short.estimate.value == 1
     none = start_only(np.zeros((6, 30)))
-    assert (
-        none.holds is None
-        and math.isnan(none.value)
-        and none.sentence.startswith("There is no sink")
-    )
+    assert none.holds is None and none.estimate.samples == 0
     assert start_only(np.zeros((0, 0))).holds is None
     refused("at least 0", start_only, [[1, -1]])
-
-
-def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
-    # as in Table 1 of the analysis, GSM8K, one sink masked: the autoregressive model breaks down,
-    # LLaDA does not
-    right = np.repeat([1.0, 0.0], [340, 60])
-    llama = masking_cost(right, np.repeat([1.0, 0.0], [8, 392]), measure="accuracy")
-    assert llama.holds is True and llama.signature and llama.p < 1e-9
-    assert "the accuracy goes from 0.85 to 0.02, 97.6 % worse" in llama.sentence
-    few_lost = right.copy()
-    few_lost[:4] = 0
-    llada = masking_cost(right, few_lost, measure="accuracy")
-    assert (
-        llada.holds is False
-        and "1.18 % worse" in llada.sentence
-        and llada.sentence.endswith("within the limit of 5 %.")
-    )
-    # the same two accuracies, other problems: 40 lost and 36 gained
-    other = right.copy()
-    other[:40], other[340:376] = 0, 1
-    unsure = masking_cost(right, other, measure="accuracy")
-    assert unsure.value == pytest.approx(llada.value) and unsure.holds is None
-    assert "inconclusive about 5 % (detectable difference: " in unsure.sentence
 
 
 def test_a_rising_loss_is_a_cost():
     plain = np.array([3.8, 4.1, 4.0, 4.2, 3.9, 4.0, 3.9, 4.1])
     wobble = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01, 0.01, -0.01])
     found = masking_cost(plain, 1.1 * plain + wobble)
-    assert_allclose(found.value, 0.1)
-    assert (
-        found.holds is True
-        and "loss goes from 4 to 4.4, 10 % worse (mean of 8 samples" in found.sentence
-    )
-    better = masking_cost(plain, 0.975 * plain + wobble)
-    assert better.holds is False and "2.5 % better" in better.sentence
-    assert (
-        "unchanged (mean of 8 samples, 95\u00a0% interval 0 % to 0 %): within"
-        in masking_cost(plain, plain).sentence
-    )
+    assert_allclose(found.estimate.value, 0.1)
+    assert found.holds is True and found.p < 1e-3
+    assert masking_cost(plain, 0.975 * plain + wobble).holds is False
     assert masking_cost(plain, plain + 0.2 + 20 * wobble).holds is None
     few = masking_cost(plain[:3], 1.1 * plain[:3])
-    assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("(5 more are needed).")
+    assert few.holds is None and math.isnan(few.p)
     missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
-    assert missing.holds is None and missing.sentence == "Blocking the sinks was not measured."
-    refused("got 'perplexity'", masking_cost, plain, plain, measure="perplexity")
-    refused("plain accuracy above 0: got 0", masking_cost, [0.0] * 6, [0.0] * 6, measure="accuracy")
+    assert missing.holds is None and missing.estimate.samples == 0
+    refused("plain loss above 0: got 0", masking_cost, [0.0] * 6, [0.0] * 6)
     refused(r"shapes \(8,\) and \(5,\)", masking_cost, plain, plain[:5])
 
 
@@ -117,37 +70,22 @@ def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
     # rows of very different length, each 10 % worse: the ratio is exact, the differences are not
     plain = np.array([1.0, 2.0, 4.0, 8.0, 1.0, 3.0, 2.0, 5.0])
     found = masking_cost(plain, 1.1 * plain)
-    assert (found.estimate.low, found.estimate.high) == pytest.approx(
-        (0.1, 0.1)
-    ) and found.holds is True
+    assert found.estimate.interval == pytest.approx((0.1, 0.1)) and found.holds is True
 
 
 def judged(holds, p):
-    return Verdict("one", holds, 0.2, 0.1, "There are 2: more than 1.", p=p)
+    return Verdict("one", mean_over([0.2]), 0.1, p, holds)
 
 
 def test_verdicts_of_a_page_are_corrected_for_their_number():
     # 3 · 0.01, then 2 · 0.02 stand; 0.06 never did
-    kept = holm(
-        [judged(True, 0.02), judged(False, 0.01), judged(None, 0.06), judged(None, math.nan)]
-    )
-    assert [one.holds for one in kept] == [True, False, None, None] and kept[
-        0
-    ].sentence == "There are 2: more than 1."
+    told = [judged(True, 0.02), judged(False, 0.01), judged(None, 0.06), judged(None, math.nan)]
+    kept = holm(told)
+    assert [one.holds for one in kept] == [True, False, None, None]
     # 4 · 0.01 stands, 3 · 0.02 does not, and nothing behind it does
-    found = holm([judged(True, 0.02), judged(True, 0.01), judged(True, 0.021), judged(None, 0.9)])
-    assert [one.holds for one in found] == [None, True, None, None]
-    assert (
-        found[0].sentence
-        == "There are 2: inconclusive, as one of 4 statements judged together (p = 0.02)."
-    )
-    assert found[3].sentence == "There are 2: more than 1."
+    many = [judged(True, 0.02), judged(True, 0.01), judged(True, 0.021), judged(None, 0.9)]
+    assert [one.holds for one in holm(many)] == [None, True, None, None]
     # of a page with more on it, fewer stand; once more changes nothing
-    assert [one.holds for one in holm([*kept, judged(None, 0.5)])] == [
-        None,
-        False,
-        None,
-        None,
-        None,
-    ]
+    more = holm([*kept, judged(None, 0.5)])
+    assert [one.holds for one in more] == [None, False, None, None, None]
     assert [one.holds for one in holm(kept)] == [one.holds for one in kept] and holm([]) == []

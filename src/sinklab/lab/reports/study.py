@@ -31,10 +31,6 @@ from sinklab.lab.reports.measured import Measured, found_of
 from sinklab.lab.reports.samples import Reader, Sample, rule_name, whole_table
 
 
-def _unknown(name: str, why: str) -> Verdict:
-    return Verdict(name, None, math.nan, math.nan, why)
-
-
 def of_measured(name: str) -> Any:
     """A number that a study has as `Measured` has it."""
     return property(attrgetter(f"measured.{name}"))
@@ -325,8 +321,7 @@ class Study(Reader):
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement, each with a sentence; those not measured
-        hold None.
+        """The failure signatures and the 96 % statement; those not measured hold None.
 
         They are corrected for their number (``holm``). The cost of blocking keys is that of the
         fewest blocked sinks (one, in a study with the usual settings), over rows of held-out text.
@@ -340,12 +335,6 @@ class Study(Reader):
         if self.heldout is None:
             return masking_cost([], [])
         clean, arms = blocked_at(self.heldout)
-        if arms.empty:
+        if arms.empty or "losses" not in arms:
             return masking_cost([], [])
-        if "losses" not in arms:
-            why = (
-                "The run kept no losses of single rows, so whether blocking the sinks is costly "
-                "is inconclusive."
-            )
-            return _unknown("blocking is costly", why)
         return masking_cost(clean["losses"], arms["losses"]["sinks"])

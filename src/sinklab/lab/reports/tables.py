@@ -155,11 +155,10 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
     rows = [{"measure": name, **row} for name, row in frame.to_dict("index").items()]
     for place, one in enumerate(study.verdicts if verdicts is None else verdicts):
         row: dict[str, Any] = {"measure": f"{one.name} (above {100 * one.threshold:g} %), %"}
-        row |= {"value": 100 * one.value, "verdict": VERDICTS[one.signature].get(one.holds)}
-        if one.estimate is not None:
-            ends = np.multiply(100, one.estimate.interval).tolist()
-            row |= dict(zip(("low", "high"), ends, strict=True))
-        row |= {name: 100 * twin.verdicts[place].value for name, twin in controls.items()}
+        found = [one.estimate.value, *one.estimate.interval]
+        row |= dict(zip(("value", "low", "high"), np.multiply(100, found).tolist(), strict=True))
+        row["verdict"] = VERDICTS[one.signature][one.holds]
+        row |= {name: 100 * twin.verdicts[place].estimate.value for name, twin in controls.items()}
         rows.append(row)
     columns = ["measure", "value", "low", "high", *controls, "verdict"]
     return pd.DataFrame(rows, columns=columns).fillna({"verdict": ""})
