@@ -15,7 +15,7 @@ from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import Statistic, intervene
 from sinklab.core.registry import statistics
-from sinklab.core.sinks import DEFAULT, Excess, Gu, find_sinks
+from sinklab.core.sinks import DEFAULT, Excess, find_sinks
 from sinklab.core.subject import Canvas, denoise
 from sinklab.lab.analysis import motion
 from sinklab.lab.analysis.rules import Top
@@ -178,7 +178,8 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rule", [None, Top(2)])
 def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
-    table, every = run.sinks(rule), run.to_pandas(rule)
+    ruled = run if rule is None else run.with_rule(rule)
+    table, every = ruled.sinks(), ruled.to_pandas()
     assert set(table["sample"]) == {0, 1} and len(table) < len(every)
     texts = {"token": str, "state": str}
     same = every[every["sink"]].drop(columns="sink").reset_index(drop=True)
@@ -203,9 +204,9 @@ def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
-    assert run.sinks("top:k=2").equals(run.sinks(Top(2)))
-    assert run.to_pandas("gu:weight=0.1").equals(run.to_pandas(Gu(0.1)))
-    assert run.mobility("top:k=2").equals(run.mobility(Top(2)))
+    by_text, by_value = run.with_rule("top:k=2"), run.with_rule(Top(2))
+    assert by_text.sinks().equals(by_value.sinks())
+    assert by_text.mobility().equals(by_value.mobility())
     page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=()).read_text(
         "utf-8"
     )
@@ -217,11 +218,7 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
     np.testing.assert_array_equal(
         found, motion(received_TLHK, visible, positions, rule=Top(2), added=1).mobility
     )
-    for use in (
-        run.sinks,
-        run.mobility,
-        lambda rule: sinklab.report(run, tmp_path / "other", rule=rule),
-    ):
+    for use in (run.with_rule, lambda rule: sinklab.report(run, tmp_path / "other", rule=rule)):
         refused("did you mean 'excess'", use, "exces:epsilon=5")
 
 
@@ -292,7 +289,7 @@ def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
     )
     assert known.any() and np.allclose(found, mean, equal_nan=True)
     assert (found.index.name, found.columns.name) == ("layer", "head")
-    some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).mobility(Top(1))
+    some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).with_rule(Top(1)).mobility()
     assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
@@ -317,8 +314,8 @@ def test_arrays_come_with_their_labels(run):
 
 
 @pytest.mark.slow
-def test_figures_are_found_by_short_names_and_show_themselves(run):
-    for drawn in (run.plot.paths(), run.plot.received_map(layer=1)):
+def test_figures_are_found_by_name_and_show_themselves(run):
+    for drawn in (run.plot.sink_paths(), run.plot.received_map(layer=1)):
         assert drawn._repr_png_().startswith(b"\x89PNG")
     assert "received_map" in dir(run.plot) and "position" in run.plot.received_map.__doc__
     with pytest.raises(AttributeError, match=r"'recieved_map'; .*did you mean"):

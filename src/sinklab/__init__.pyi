@@ -16,7 +16,7 @@ from .lab.measures.controls import EqualMass as EqualMass
 from .lab.measures.controls import Random as Random
 from .lab.measures.positions import LoneRows as LoneRows
 from .lab.measures.protocols import MaskSinks as MaskSinks
+from .lab.reports.build import report as report
 from .lab.short_road.models import load as load
 from .lab.short_road.models import wrap as wrap
 from .lab.short_road.runs import open_run as open_run
-from .lab.short_road.runs import report as report

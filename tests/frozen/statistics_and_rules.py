@@ -242,7 +242,7 @@ def of_runs() -> Cells:
         own = {"block_length": 2} if name == "tiny" else {}
         run = lm.watch("The house stood at the end of a", 4, statistics=("received",), **own)
         for rule in ("excess:epsilon=1", "gu:weight=0.2", "soft", "top:k=2"):
-            found = run.sinks(rule=rule)
+            found = run.with_rule(rule).sinks()
             yield (
                 f"runs/{name}/{rule}",
                 {

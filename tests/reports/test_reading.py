@@ -84,6 +84,6 @@ def test_numbers_that_no_attention_has_are_refused_by_file_and_array(fragment, f
     rule = "excess:epsilon=5"
     for read in (
         lambda: as_studies(open_run(path), rule=rule)[0].measured,
-        lambda: open_run(path).mobility(rule),
+        lambda: open_run(path).with_rule(rule),
     ):
         refused(rf"attention.*{fragment}", read)

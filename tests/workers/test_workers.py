@@ -50,16 +50,6 @@ def test_workers_and_shards_write_what_a_loop_writes(ray, tmp_path):
     assert contents(lm.watch(PROMPTS, 4, workers=2).path) == alone
 
 
-def test_workers_compare_as_a_loop_does(ray):
-    lm = sinklab.load("tiny")
-    texts = ["The sea was calm.", "The house stood.", "A bird sat there."]
-    top = sinklab.TopKeys(1)
-    arms = {"top": sinklab.BlockKeys(top), "random": sinklab.BlockKeys(sinklab.Random(top))}
-    how = {"samples": 4, "seed": 3}
-    alone = lm.compare(arms, texts, **how)
-    assert lm.compare(arms, texts, workers=2, **how).rows.equals(alone.rows)
-
-
 class Squares(Study):
     """Square numbers; some of them fail while a file says so."""
 

@@ -104,7 +104,7 @@ class Card:
 
 def report(
     runs: Runs,
-    out: str | Path,
+    out: str | Path = "runs/report",
     *,
     rule: Rule | str | None = None,
     received: str = "",

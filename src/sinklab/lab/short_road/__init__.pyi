@@ -7,4 +7,3 @@ from .models import wrap as wrap
 from .runs import Page as Page
 from .runs import Run as Run
 from .runs import open_run as open_run
-from .runs import report as report

@@ -2,11 +2,9 @@
 
 # T texts
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -20,19 +18,13 @@ from sinklab.lab.analysis.words import CONTROLS, counted
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.measures.controls import other_arm
-from sinklab.lab.records import weights_hash
-from sinklab.lab.registry import engines
 from sinklab.lab.scoring.arms import (
-    ArmLoss,
     arm_losses,
     heldout_rows,
-    read_together,
     without_closing,
 )
 from sinklab.lab.scoring.prompts import ids_to_score
 from sinklab.lab.scoring.requests import check_ids, check_positions, limit_of, scoring_edits
-from sinklab.lab.studies.base import refuse_unloaded
-from sinklab.lab.studies.progress import as_progress
 from sinklab.lab.studies.settings import heldout_text
 
 NONE = "none"
@@ -83,21 +75,6 @@ class Comparison:
         under the edits holds more than 30 % of the attention, and held less without them.
         """
         return self.rows.copy()
-
-    def costs(self, arm: str, other: str | None = None) -> pd.Series:
-        """Nats per token of each text under an arm, less those under another; no edit if left
-        out.
-
-        Raises ValueError for an arm that was not compared.
-        """
-        known = [*self.rows["arm"].unique()]
-        for name in (arm, other or arm):
-            if name not in known:
-                raise ValueError(
-                    f"arms of this comparison are {', '.join(map(repr, known))}, got {name!r}"
-                )
-        nats = self.rows.groupby(["arm", "text"], sort=False)["nats"].mean()
-        return nats[arm] - nats[self.baselines[arm] if other is None else other]
 
     def summary(self) -> Summary:
         """Cost of each arm, and whether the first costs more than the others (`effects`).
@@ -162,55 +139,6 @@ def _sentence(line: dict[str, Any], *, is_pair: bool) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The beginning of a worker: it loads the model, and then reads texts under arms."""
-
-    load: Callable[[], Loaded]
-    control: str
-    """Kind of the control that reads in its place; empty for none."""
-    arms: dict[str, tuple[Intervention, ...]]
-    texts: list[list[int]]
-    how: dict[str, Any]
-
-    def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], list[ArmLoss]]]:
-        loaded = self.load()
-        if self.control:
-            loaded = UNTRAINED[self.control](loaded, self.how["seed"])
-
-        def read(portion: Sequence[int]) -> list[ArmLoss]:
-            some = [self.texts[number] for number in portion]
-            return [*arm_losses(loaded, self.arms, some, first=portion[0], **self.how)]
-
-        return same_weights(loaded), read
-
-
-def same_weights(loaded: Loaded) -> dict[str, str]:
-    """Digest of the weights, which must be the same for all workers."""
-    return {"weights": weights_hash(loaded.model.state_dict())}
-
-
-Spread = Callable[[Reading, Loaded], Iterator[ArmLoss]]
-
-
-@contextmanager
-def spread_by(lm: Loaded, workers: int, gpus: int, progress: Any) -> Iterator[Spread | None]:
-    """How workers read the texts of a comparison, in their order; None without workers."""
-    if not workers:
-        yield None
-        return
-    refuse_unloaded(lm)
-    with engines["ray"].started(workers, gpus) as pool:
-
-        def spread(begin: Reading, model: Loaded) -> Iterator[ArmLoss]:
-            portions = [*read_together(begin.texts, begin.how["samples"])]
-            found = pool.results(begin, same_weights(model), as_progress(progress), portions)
-            for _, losses in sorted(found, key=itemgetter(0)):
-                yield from losses
-
-        yield spread
-
-
 def compare(
     lm: Loaded,
     arms: Mapping[str, Edits],
@@ -221,9 +149,8 @@ def compare(
     seed: int = 0,
     controls: bool = False,
     progress: Callable[[str], object] | None = None,
-    spread: Spread | None = None,
 ) -> Comparison:
-    """The comparison that `LM.compare` describes; `spread` lets workers read the texts."""
+    """The comparison that `LM.compare` describes."""
     if (
         not isinstance(arms, Mapping)
         or not arms
@@ -239,16 +166,15 @@ def compare(
         texts = rows.ids_RS.tolist()
     if isinstance(texts, str) or not len(texts):
         raise ValueError("texts must be several, and each of them a text or a list of ids")
-    models: dict[str, tuple[str, Loaded]] = {"": ("", lm)}
+    models = {"": lm}
     if controls:
-        for kind, make in UNTRAINED.items():
-            models[f" ({CONTROLS[kind]})"] = kind, make(lm, seed)
+        models |= {f" ({CONTROLS[kind]})": make(lm, seed) for kind, make in UNTRAINED.items()}
     # the sample is the text: one that is given twice counts once
     every = [_ids_of(lm, text, number) for number, text in enumerate(texts)]
     encoded = [*map(list, dict.fromkeys(map(tuple, every)))]
     _check_read(read, max(map(len, encoded)))
     frames, baselines = [], {}
-    for suffix, (kind, model) in models.items():
+    for suffix, model in models.items():
         is_diffusion = model.family == "diffusion"
         edits: dict[str, tuple[Intervention, ...]] = {NONE + suffix: ()}
         for name, given in arms.items():
@@ -261,11 +187,7 @@ def compare(
             baselines[name + suffix] = NONE + suffix
             check_positions(edits[name + suffix], [len(ids) for ids in encoded])
         _check_both_arms(edits)
-        how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
-        losses = arm_losses(model, edits, encoded, **how)
-        if spread is not None:
-            losses = spread(Reading(cast(Any, lm).again, kind, edits, encoded, how), model)
-        for one in losses:
+        for one in arm_losses(model, edits, encoded, read=read, samples=samples, seed=seed):
             if progress is not None and one.arm == NONE + suffix:
                 progress(f"text {one.text + 1} of {len(encoded)}{suffix}")
             removed = one.about["removed"]

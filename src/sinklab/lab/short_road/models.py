@@ -257,8 +257,6 @@ class LM(loading.Loaded):
         seed: int = 0,
         controls: bool = False,
         progress: Callable[[str], object] | None = None,
-        workers: int = 0,
-        gpus_per_worker: int = 0,
     ) -> Comparison:
         """Score texts under several arms, each a set of edits, and with no edit: what each costs.
 
@@ -281,19 +279,15 @@ class LM(loading.Loaded):
             controls: score every arm on two models that learned nothing too, this one with shuffled
                 weights and with fresh ones.
             progress: called with a short text for each text.
-            workers: processes, by Ray, that load the model too and share the texts; the result is
-                the same.
-            gpus_per_worker: GPUs that each of them has.
 
         Raises:
             ValueError: for no arms, a text that does not fit the model, edits that do not fit a
                 text that is read once, and losses that are NaN.
         """
-        from sinklab.lab.short_road.compare import compare, spread_by
+        from sinklab.lab.short_road.compare import compare
 
         how: dict[str, Any] = {"read": read, "samples": samples, "seed": seed}
-        spread = spread_by(self, workers, gpus_per_worker, progress)
-        with self.few_threads(), spread as how["spread"]:
+        with self.few_threads():
             return compare(self, arms, texts, controls=controls, progress=progress, **how)
 
 

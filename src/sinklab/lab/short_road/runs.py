@@ -25,7 +25,6 @@ from sinklab.core.errors import near
 from sinklab.core.sinks import Rule
 from sinklab.lab.analysis.answers import Answers
 from sinklab.lab.analysis.counts import main_sink
-from sinklab.lab.analysis.facts import HEADS
 from sinklab.lab.records import reading
 from sinklab.lab.records.info import reading_of
 from sinklab.lab.records.writing import names_in
@@ -58,11 +57,10 @@ class Page:
 
 
 class Plot:
-    """Figures of a run by their names: ``run.plot.paths()``, ``run.plot.received_map(layer=2)``, …
+    """Figures of a run by their names: ``run.plot.received_map(layer=2)``, …
 
-    Each draws as its function in `sinklab.lab.reports.figures` does, which lists its options;
-    ``paths`` is short for the paths of the main sinks. The axes come back, and a notebook shows
-    them.
+    Each draws as its function in `sinklab.lab.reports.figures` does, which lists its options. The
+    axes come back, and a notebook shows them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -73,13 +71,10 @@ class Plot:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = figures_of(self._run.info.kind)
-        names = [
-            one for one in (name, f"sink_{name}", f"sink_{name}".removesuffix("s")) if one in known
-        ]
-        if not names:
+        if name not in known:
             hint = near(name, known) or f"known are {', '.join(known)}"
             raise AttributeError(f"a {self._run.info.kind} has no figure {name!r}; {hint}")
-        return wraps(known[names[0]])(partial(_shown_in_notebooks, known[names[0]], self._run))
+        return wraps(known[name])(partial(_shown_in_notebooks, known[name], self._run))
 
 
 def _shown_in_notebooks(draw: Callable[..., Any], run: Run, *options: Any, **named: Any) -> Any:
@@ -132,14 +127,14 @@ class Run(reading.Run):
         """This run, read by another definition of a sink: its facts are derived anew from the
         arrays.
 
-            run.with_rule("excess:epsilon=5").summary()
+            run.with_rule("excess:epsilon=5").sinks()
 
         Raises:
             ValueError: for an unknown rule, a run that traced no texts, and one without arrays.
         """
         # a run in memory lasts as long as whoever reads it
         found = replace(self, rule=rule, _source=self)
-        _ = found.read.measured
+        _ = found._study.measured
         return found
 
     @cached_property
@@ -157,22 +152,18 @@ class Run(reading.Run):
         """
         return as_shown(self, rule=self.rule, any_kind=True)[0]
 
-    def sinks(self, rule: Rule | str | None = None) -> pd.DataFrame:
+    @property
+    def _study(self) -> Any:
+        """Itself, read; ValueError for a run that traced no texts."""
+        return as_studies(self.read)[0]
+
+    def sinks(self) -> pd.DataFrame:
         """Every sink at every recorded step of every head, a row each, with the columns of
         `to_pandas`.
-
-            run.sinks("excess:epsilon=5")
-
-        Args:
-            rule: the definition of a sink, or its text; that of the published figures when left
-                out.
         """
-        return self._table(rule, only_sinks=True).drop(columns="sink")
+        return self._table(only_sinks=True).drop(columns="sink")
 
-    def _study(self, rule: Rule | str | None) -> Any:
-        return as_studies(self.read if rule is None else self, rule=rule)[0]
-
-    def to_pandas(self, rule: Rule | str | None = None) -> pd.DataFrame:
+    def to_pandas(self) -> pd.DataFrame:
         """Received attention of every key, a row per sample, step, layer, head and position:
         millions for a large model.
 
@@ -182,10 +173,10 @@ class Run(reading.Run):
         head's strongest). Without keys of an autoregressive text that too few queries see to be
         judged.
         """
-        return self._table(rule, only_sinks=False)
+        return self._table(only_sinks=False)
 
-    def _table(self, rule: Rule | str | None, *, only_sinks: bool) -> pd.DataFrame:
-        study, frames = self._study(rule), []
+    def _table(self, *, only_sinks: bool) -> pd.DataFrame:
+        study, frames = self._study, []
         for sample in map(study.sample, study.recorded):
             label_TK, state_TK = sample.labels_TK, sample.ages_TK
             for number, one in zip(study.layers, sample.scored(), strict=True):
@@ -209,7 +200,7 @@ class Run(reading.Run):
         labels = {"token": "category", "state": "category"}
         return found.reset_index(drop=True).astype(labels)
 
-    def mobility(self, rule: Rule | str | None = None) -> pd.DataFrame:
+    def mobility(self) -> pd.DataFrame:
         """How mobile the main sink of each head is, layer × head, a mean over samples.
 
         The chance that it stands at different places at two of the steps at which it is a sink
@@ -217,12 +208,8 @@ class Run(reading.Run):
         (`sinklab.lab.analysis.Motion`). Of an autoregressive model, in two disjoint windows of its
         queries (`sinklab.lab.analysis.movement.of_windows`).
         """
-        study, found = self._study(rule), []
-        axes = pd.Index(study.layers, name="layer"), pd.Index(study.heads, name="head")
-        for sample in map(study.sample, study.recorded):
-            mobility_LH = sample.facts["heads"][HEADS.index("stable_mobility")]
-            found.append(pd.DataFrame(mobility_LH, *axes))
-        return pd.concat(found).groupby(level="layer").mean()
+        motions = self._study.measured.motions
+        return motions.groupby(["layer", "head"])["mobility"].mean().unstack()
 
     def to_xarray(self, name: str = "attention", sample: int | None = None) -> Any:
         """The arrays of a file as an ``xarray.Dataset``; those of ``attention`` with the numbers of
@@ -252,7 +239,7 @@ class Run(reading.Run):
             axes | {"token": (over, read.labels_TK), "state_of_key": (over, read.ages_TK)}
         )
 
-    def summary(self, rule: Rule | None = None) -> Answers:
+    def summary(self) -> Answers:
         """Three questions and their answers: whether sinks exist, which they are and whether they
         stay, and the cost of blocking them. Printed, it is three sentences; ``.table`` has the
         numbers, a row a question.
@@ -260,11 +247,11 @@ class Run(reading.Run):
         Raises:
             ValueError: for a run that traced no texts.
         """
-        return self._study(rule).answers
+        return self._study.answers
 
     @property
     def plot(self) -> Plot:
-        """The figures of the run by name: ``run.plot.paths()``."""
+        """The figures of the run by name: ``run.plot.sink_paths()``."""
         return Plot(self)
 
     def explore(self, out: str | Path | None = None, **how: Any) -> Page:
@@ -284,13 +271,13 @@ class Run(reading.Run):
         parts = [f"<p><code>{escape(repr(self))}</code></p>"]
         if not getattr(self.read, "layers", None):
             return parts[0]
-        picture = (
-            f"data:image/png;base64,{base64.b64encode(_png(self.plot.paths())).decode('ascii')}"
-        )
+        drawn = base64.b64encode(_png(self.plot.sink_paths())).decode("ascii")
         parts += [
             f"<p>{escape(text)}</p>" for text in (*self.texts[:1], *self.read.answers.sentences)
         ]
-        parts += [f'<img alt="paths of main sinks" width="480" src="{picture}">']
+        parts += [
+            f'<img alt="paths of main sinks" width="480" src="data:image/png;base64,{drawn}">'
+        ]
         shown = "\n".join([*parts, self.explore(megabytes=0.05)._repr_html_()])
         return (
             shown
@@ -318,8 +305,3 @@ def in_memory(write: Callable[[Path], object]) -> Run:
         raise
     finalize(run, shutil.rmtree, folder, ignore_errors=True)
     return run
-
-
-@wraps(build.report)
-def report(runs: Any, out: str | Path = "runs/report", **how: Any) -> Path:  # noqa: D103 (the wrapped docstring)
-    return build.report(runs, out, **how)
