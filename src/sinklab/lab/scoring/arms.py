@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from sinklab.core.compat import stated
 from sinklab.core.instrument import Intervention, Listener, RemovalRecord, intervene, trace
@@ -454,8 +454,9 @@ def _denoised(
 def _continued(model: Any, ids_BS: Tensor) -> Tensor:
     """Next-token losses, (B, S), at the position of the token; 0 at the first."""
     logits_BSV = model(ids_BS.to(model.device), use_cache=False).logits
-    nats_BS = torch.zeros(ids_BS.shape)
     # row by row: float32 logits of the whole batch would double the memory
-    for nats_S, logits_SV, ids_S in zip(nats_BS, logits_BSV, ids_BS, strict=True):
-        nats_S[1:] = cross_entropy(logits_SV[:-1].float().cpu(), ids_S[1:], reduction="none")
-    return nats_BS
+    nats = [
+        cross_entropy(logits_SV[:-1].float().cpu(), ids_S[1:], reduction="none")
+        for logits_SV, ids_S in zip(logits_BSV, ids_BS, strict=True)
+    ]
+    return pad(torch.stack(nats), (1, 0))

@@ -26,7 +26,7 @@ from sinklab.lab.reports import (
 )
 from sinklab.lab.scoring.arms import DOSE
 from sinklab.lab.studies import labels_of
-from sinklab.lab.studies.curve.verdicts import cost_sentences, is_map, title_of
+from sinklab.lab.studies.curve.verdicts import by_degree, cost_sentences, is_map, title_of
 
 BLOCKED: dict[str, str] = labels_of("curve")["blocked"]
 """Name of an arm -> the keys that it blocks, in words."""
@@ -62,7 +62,7 @@ def masking_curve(
     column, label = AXES[over]
     parts, ks = [], set[int]()
     for run in runs:
-        if is_map(run.run):
+        if is_map(run.run) or (over == "count" and by_degree(run.run)):
             continue
         table = finished(run.run, "curve")
         ks |= {int(k) for k in table["k"]}
@@ -134,6 +134,8 @@ def cost_rows(runs: Any) -> pd.DataFrame:
             if cell["layer"] >= 0:
                 head = f", head {cell['head']}" if cell["head"] >= 0 else ""
                 row["blocked"] += f", layer {cell['layer']}{head}"
+            if "beta" in cell:
+                row["weight left"] = percent(cell["beta"])
             row |= {"loss": number(cell["loss"], 4), "change": signed(cell["mean"], 3)}
             if not math.isnan(cell["low"]):
                 row["change"] += f" (95 % {signed(cell['low'], 3)} … {signed(cell['high'], 3)})"
@@ -160,8 +162,12 @@ def write_costs(
         write_page(target / "masking_curve.md", cost_rows(shown), cost_sentences(shown)),
         write_csv(target / "masking_curve.csv", numbers),
     ]
-    if not all(is_map(one.run) for one in shown):
-        for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
+    curves = [one for one in shown if not is_map(one.run)]
+    stems = {"count": "masking_curve", "mass": "masking_curve_mass"}
+    if all(by_degree(one.run) for one in curves):
+        del stems["count"]
+    if curves:
+        for over, stem in stems.items():
             drawn = partial(masking_curve, shown, over=over, change=change)
             written += save_figure(drawn, target / stem, formats)
     for one in shown:

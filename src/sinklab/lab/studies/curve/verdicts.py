@@ -19,8 +19,9 @@ from sinklab.lab.studies.curve.arms import WORDS
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
-MODEL = ["model", "k", "control"]
-"""Columns that tell the arms of several curves apart."""
+MODEL = ["model", "level", "control"]
+"""Columns that tell the arms of several curves apart: the level is k, or beta of a curve by degree.
+"""
 MORE = {"costs": "costs more", "helps": "costs less"}
 """Word for an arm less no edit -> that for an arm less another."""
 
@@ -28,6 +29,11 @@ MORE = {"costs": "costs more", "helps": "costs less"}
 def is_map(run: Run) -> bool:
     """Whether keys were blocked in one layer or head at a time."""
     return run.info.settings.get("by", "model") != "model"
+
+
+def by_degree(run: Run) -> bool:
+    """Whether keys kept several parts of their weight."""
+    return bool(run.info.settings.get("beta"))
 
 
 def title_of(one: Reader) -> str:
@@ -48,7 +54,7 @@ def cost_verdicts(runs: Any) -> pd.DataFrame:
     lines = _curve_lines([one for one in shown if not is_map(one.run)])
     for one in shown:
         if is_map(one.run):
-            lines += [{"model": one.label} | line for line in _map_lines(one.run)]
+            lines += [{"model": one.label} | line for line in _map_lines(one)]
     columns = ["model", "measure", "value", "interval", "controls", "verdict"]
     return pd.DataFrame([dict.fromkeys(columns, "") | line for line in lines], columns=columns)
 
@@ -88,7 +94,8 @@ def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
     rows = finished(curve.run, of_twin("curve_rows", twin))
     clean = rows[rows["control"] == "none"].set_index("row")["loss"]
     cost = rows["loss"] - rows["row"].map(clean)
-    return rows.assign(model=curve.label, cost=100 * cost / clean.mean())
+    level = rows["beta" if by_degree(curve.run) else "k"]
+    return rows.assign(model=curve.label, level=level, cost=100 * cost / clean.mean())
 
 
 def _curve_lines(curves: list[Reader]) -> list[dict[str, str]]:
@@ -134,30 +141,27 @@ def _main(rows: pd.DataFrame) -> str | None:
 
 
 def _questions(one: Reader, rows: pd.DataFrame) -> tuple[list[_Question], list[dict[str, str]]]:
-    """Whether blocking keys costs anything, at every k; more than as many random ones, at the
-    greatest; and more than others that hold as much, at the greatest at which half of the heads
-    have such. And lines without numbers.
+    """Whether blocking keys costs anything, at every level; more than as many random ones, at the
+    greatest dose; and more than others that hold as much, at the greatest at which half of the
+    heads have such. And lines without numbers.
     """
-    main, title, rule = _main(rows), title_of(one), one.run.info.settings.get("sink_rule")
+    main, title = _main(rows), title_of(one)
     if main is None:
         return [], []
-    ks = sorted({*rows.loc[rows["control"] == main, "k"]})
+    levels = sorted({*rows.loc[rows["control"] == main, "level"]}, reverse=by_degree(one.run))
 
-    def arm(k: float, control: str) -> tuple[Any, ...]:
-        return one.label, k, control
+    def asked(level: float, than: str = "", arms: tuple[str, ...] = (main,)) -> _Question:
+        measure = f"cost of {_keys_of(one, level)}{than}"
+        return _Question(title, measure, *((one.label, level, control) for control in arms))
 
-    found = [_Question(title, f"cost of {blocked_keys(rule, k)}", arm(k, main)) for k in ks]
-    last = ks[-1]
+    found = [asked(level) for level in levels]
     if (rows["control"] == "random").any():
-        measure = f"cost of {blocked_keys(rule, last)} against as many random ones"
-        found.append(_Question(title, measure, arm(last, main), arm(last, "random")))
-    matched = rows[rows["control"] == "matched"].groupby("k")["matched"].mean().dropna()
-    fit = matched[matched >= MATCHED]
-    if len(fit):
-        k = fit.index[-1]
-        measure = f"cost of {blocked_keys(rule, k)} against others of equal mass"
-        found.append(_Question(title, measure, arm(k, "matched"), arm(k, "equal_mass")))
-    elif len(matched):
+        found.append(asked(levels[-1], " against as many random ones", (main, "random")))
+    matched = rows[rows["control"] == "matched"].groupby("level")["matched"].mean()
+    fit = [level for level in levels if matched.get(level, 0) >= MATCHED]
+    if fit:
+        found.append(asked(fit[-1], " against others of equal mass", ("matched", "equal_mass")))
+    elif matched.notna().any():
         few = f"inconclusive, at most {percent(matched.max())} of heads have such others"
         measure = "cost of these keys against others of equal mass"
         return found, [{"model": title, "measure": measure, "verdict": f"{few} (half needed)"}]
@@ -175,23 +179,24 @@ def _between(
     found, notes, more = [], [], []
     for one, other in itertools.product([one for one in curves if one not in causal], causal):
         mine, theirs, title = rows[one.label], rows[other.label], title_of(one)
-        main, rule = _main(mine), one.run.info.settings.get("sink_rule")
+        main = _main(mine)
         less = f"less that of {title_of(other)}"
         why = _lacks(one, mine) or _lacks(other, theirs)
-        if main is None or (main, rule) != (
-            _main(theirs),
-            other.run.info.settings.get("sink_rule"),
-        ):
+        blocked = [
+            (_main(some), curve.run.info.settings.get("sink_rule"), by_degree(curve.run))
+            for curve, some in ((one, mine), (other, theirs))
+        ]
+        if main is None or blocked[0] != blocked[1]:
             why = "not the same keys were blocked in both"
         if why:
             verdict = f"no comparison: {why}"
             notes.append({"model": title, "measure": f"cost {less}", "verdict": verdict})
             continue
         of_main = [some[some["control"] == main] for some in (mine, theirs)]
-        shared = {*of_main[0]["k"]} & {*of_main[1]["k"]}
+        shared = {*of_main[0]["level"]} & {*of_main[1]["level"]}
         if shared:
             arms = [(label, min(shared), main) for label in (one.label, other.label)]
-            measure = f"cost of {blocked_keys(rule, min(shared))} {less}"
+            measure = f"cost of {_keys_of(one, min(shared))} {less}"
             found.append(_Question(title, measure, *arms))
         doses = [_doses(some) for some in of_main]
         mass = common_mass(*doses)
@@ -210,9 +215,9 @@ def _between(
 
 
 def _doses(rows: pd.DataFrame) -> Doses:
-    """Removed mass of each k of an arm, and the cost of every row."""
-    costs_RK = rows.pivot(index="row", columns="k", values="cost")
-    removed_K = rows.groupby("k")["removed"].mean()[costs_RK.columns]
+    """Removed mass of each level of an arm, and the cost of every row."""
+    costs_RK = rows.pivot(index="row", columns="level", values="cost")
+    removed_K = rows.groupby("level")["removed"].mean()[costs_RK.columns]
     return Doses(removed_K.to_numpy(), costs_RK.to_numpy())
 
 
@@ -232,23 +237,28 @@ def _lacks(curve: Reader, rows: pd.DataFrame) -> str | None:
     )
 
 
-def blocked_keys(rule: str | None, k: float) -> str:
-    """The keys that an arm blocks in each head, in words."""
+def _keys_of(one: Reader, level: float) -> str:
+    """The keys that an arm takes in each head, in words."""
+    settings = one.run.info.settings
+    rule, weight, k = settings.get("sink_rule"), "", level
+    if by_degree(one.run):
+        weight, k = f" at {percent(level)} of the weight", settings["ks"][-1]
     count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
     if rule is None:
-        return f"the {count}most attended {key}"
-    return f"at most {k:g} {key} that {rule_name(rule)} calls sinks"
+        return f"the {count}most attended {key}{weight}"
+    return f"at most {k:g} {key} that {rule_name(rule)} calls sinks{weight}"
 
 
-def _map_lines(run: Run) -> list[dict[str, str]]:
+def _map_lines(one: Reader) -> list[dict[str, str]]:
     """The greatest cost, the attention that the keys held, and how many cells cost and help."""
+    run = one.run
     table, unit = finished(run, "curve"), run.info.settings["by"]
     cells = table[table["layer"] >= 0]
     most = cells.loc[cells["mean"].idxmax()]
     where = f"layer {most['layer']:.0f}"
     if most["head"] >= 0:
         where += f", head {most['head']:.0f}"
-    keys = blocked_keys(run.info.settings["sink_rule"], most["k"])
+    keys = _keys_of(one, most["k"])
     greatest = {"measure": f"greatest cost of {keys}, nats per token: {where}"}
     greatest |= {"value": signed(most["mean"], 4), "verdict": most["verdict"]}
     if math.isnan(most["low"]):
@@ -260,6 +270,9 @@ def _map_lines(run: Run) -> list[dict[str, str]]:
         means = run.table(of_twin("curve", kind))["mean"]
         shown[kind] = signed(means[means.abs().idxmax()], 4)
     lines = [greatest | {"controls": beside(shown)}]
+    if "screen" in run.tables:
+        measure = "heads blocked, the first of a screen, which can miss the costliest"
+        lines.append({"measure": measure, "value": f"{len(cells)} of {len(run.table('screen'))}"})
     held = f"{percent(cells['held'].mean())}, {percent(cells['held'].max())}"
     lines.append({"measure": "attention that they held, mean and most", "value": held})
     for word in WORDS:
