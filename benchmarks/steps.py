@@ -116,7 +116,6 @@ def ours(model: DiffusionLM, batch: Batch, chunk: int = 4096) -> Tensor:
         labels=batch.labels_BS,
         label_weights=batch.weights_BS,
         head_chunk=chunk,
-        liger=False,
     ).loss
 
 

@@ -64,12 +64,8 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
-try:
-    model(canvas.ids_BS, canvas.attention_BS, labels=labels, liger=True)
-except ValueError as error:
-    refused = str(error)
 said = {"texts": texts, "score": scores.sum().item(), "received": received.sum().item()}
-print(json.dumps({**said, "losses": losses, "refused": refused}))
+print(json.dumps({**said, "losses": losses}))
 """
 
 
@@ -89,9 +85,6 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys,
     assert without["score"] == pytest.approx(with_it["score"], rel=1e-9)
     assert without["received"] == pytest.approx(with_it["received"], rel=1e-4)
     assert without["losses"] == pytest.approx(with_it["losses"], rel=1e-9)
-    assert (
-        "no fast loss is installed" in without["refused"] and "runs on CUDA" in with_it["refused"]
-    )
 
 
 def test_every_purpose_has_its_fast_path():
@@ -106,7 +99,7 @@ def test_every_purpose_has_its_fast_path():
     assert [list(paths) for paths in purposes] == [
         ["kernel"],
         ["layers"],
-        ["liger", "one_pass"],
+        ["one_pass"],
         ["selected"],
         ["triton"],
         ["in_sequence"],

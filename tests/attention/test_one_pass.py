@@ -38,27 +38,12 @@ def test_precision_set_by_the_newer_switches_stops_nothing(where):
         switch.fp32_precision = before
 
 
-def test_the_product_is_found_whatever_the_default_dtype():
-    found = arithmetic._onednn()
-    arithmetic._onednn.cache_clear()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert (arithmetic._onednn() is None) == (found is None)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_intels_processors_multiply_by_mkl(monkeypatch):
-    monkeypatch.setattr(arithmetic, "_is_intel", lambda: True)
-    assert arithmetic._onednn.__wrapped__() is None
-
-
 def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatch):
-    real, calls = arithmetic._onednn() or F.linear, []
+    calls = []
 
-    def product(x, weight, bias):
+    def product(x, weight, bias, *_):
         calls.append(x.shape)
-        return real(x, weight, bias)
+        return F.linear(x, weight, bias)
 
     monkeypatch.setattr(arithmetic, "_onednn", lambda: product)
     layer, x = torch.nn.Linear(512, 256), torch.randn(2, 3, 512)

@@ -1,9 +1,5 @@
 """The loss that never has all logits: against whole logits and F.cross_entropy."""
 
-import importlib.util
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 from test_diffusion_lm import (
@@ -20,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from refusals import refused
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
-from sinklab.extras.fast import loss as fast
 from tiny_models import checkpointed
 
 # B batch, S sequence, M asked positions, V vocabulary
@@ -178,47 +173,3 @@ def test_no_more_logits_than_a_chunk_exist():
 )
 def test_bad_questions_are_refused(change, message):
     refused(message, build(dtype=torch.float32), **question(**change))
-
-
-def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
-    refused(r"on cpu; .*liger-kernel", build(), **question(), liger=True)
-    assert not fast.Liger.serving(None, torch.device("cpu"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refused("liger-kernel, which is not", fast.Liger.serving, True, torch.device("cuda"))
-    assert not fast.Liger.serving(None, torch.device("cuda"))
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, right):
-    def fused(states, weight, labels, *, reduction, accum_dtype):
-        assert (reduction, accum_dtype) == ("none", torch.float32)
-        losses = F.cross_entropy(states @ weight.T, labels, reduction="none")
-        if not right:
-            # what old releases do: each gradient is that of the first row's weight
-            losses.register_hook(lambda grad: grad[0].expand_as(grad))
-        return losses
-
-    name = "liger_kernel.transformers.functional"
-    module = ModuleType(name)
-    module.liger_fused_linear_cross_entropy = fused
-    for parent in ("liger_kernel", "liger_kernel.transformers"):
-        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    with torch.no_grad():
-        assert fast.liger_weighs_rows.__wrapped__(torch.device("cpu")) is right
-    monkeypatch.setattr(fast, "liger_weighs_rows", lambda device: right)
-    cuda = torch.device("cuda")
-    assert (fast.Liger.serving(None, cuda) is not None) is right
-    if not right:
-        refused("wrong gradients", fast.Liger.serving, True, cuda)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_liger_equals_the_plain_path():
-    pytest.importorskip("liger_kernel")
-    model = build(dtype=torch.float32, std=0.1).cuda()
-    given = {name: value.cuda() for name, value in question().items()}
-    plain, fused = (model(**given, liger=on).loss for on in (False, True))
-    assert torch.allclose(plain, fused, rtol=1e-3)
-    assert_same_gradients(gradients(model, plain), gradients(model, fused), 1e-2)

@@ -13,7 +13,6 @@ from sinklab.core.attention import context
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.core.subject import Canvas, denoise
-from sinklab.extras.fast.attending import Packed
 from sinklab.extras.fast.decoder import FastDecoder, Recorded
 from sinklab.lab.caching.session import ModelSession
 from sinklab.lab.measures import MaskSinks, Random
@@ -56,8 +55,6 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
     monkeypatch.setattr(FastDecoder, "records", False)
     eager = decoded(model, rows, cache, **settings)
     monkeypatch.setattr(context, "SYNCHRONOUS", {"cpu", "cuda"})
-    # without padding it would round otherwise, and all masks of a row without a prompt are alike
-    monkeypatch.setattr(Packed, "rows", lambda *given: None)
     twin = decoded(model, rows, cache, is_told=False, **settings)
     assert len(ours) == len(eager) == len(twin)
     for steps in (ours, eager):

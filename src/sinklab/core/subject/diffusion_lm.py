@@ -297,7 +297,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
         head_chunk: int = 4096,
-        liger: bool | None = None,
     ) -> MaskedLMOutput:
         """Logits for the token at each position, or with ``labels`` the training loss.
 
@@ -315,15 +314,13 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             labels: the right id (B, S) at every position of the loss, −100 elsewhere, not shifted.
             label_weights: float (B, S); None for 1.
             head_chunk: positions per chunk of logits.
-            liger: whether the loss is Liger's kernel; None if it is installed and fits.
 
         Returns:
             an output with ``logits`` (B, S, V) or (M, V); with labels only the ``loss``,
                 Σ weight · cross-entropy in nats, in at least float32.
 
         Raises:
-            ValueError: for wrong shapes or labels, a row of padding, too long a text, or an absent
-                Liger.
+            ValueError: for wrong shapes or labels, a row of padding, or too long a text.
         """
         targets = None
         if labels is not None or label_weights is not None:
@@ -342,7 +339,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 before_BSD = torch.where(starts_BS1, states_BSD, before_BSD)
             states_BSD = before_BSD
         if targets is not None:
-            loss = targets.loss(self.lm_head, states_BSD, head_chunk, liger)
+            loss = targets.loss(self.lm_head, states_BSD, head_chunk)
             return MaskedLMOutput(loss=loss)
         if logits_to_keep is not None and logits_to_keep.ndim == 1:
             states_BSD = states_BSD.flatten(0, 1).index_select(0, logits_to_keep)

@@ -39,23 +39,18 @@ class Head(nn.Linear):
         labels_M: Tensor | None = None,
         weights_M: Tensor | None = None,
         chunk: int = 4096,
-        liger: bool | None = None,
     ) -> Tensor:
         """Logits (…, V), or with labels their loss, ``chunk`` positions at a time.
 
         The loss is computed here because FSDP gathers the weight for this call.
 
-        Raises ValueError if a label is no row of the head, or a required Liger cannot run.
+        Raises ValueError if a label is no row of the head.
         """
         if labels_M is not None and weights_M is not None:
             self._check(labels_M)
-            fast = fast_path(fast_losses, liger, states_MD.device)
+            fast = fast_path(fast_losses)
             if fast is not None:
                 return fast(states_MD, self.weight, labels_M, weights_M, chunk)
-            if liger:
-                raise ValueError(
-                    "Liger's loss is asked for, but no fast loss is installed; leave liger out"
-                )
             return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MR = super().forward(states_MD)
         absent = self.vocab_size - self.out_features
@@ -98,20 +93,15 @@ class LossTargets:
         positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         return cls(positions_M, labels.flatten()[positions_M], weights.flatten()[positions_M])
 
-    def loss(self, head: Any, states_BSD: Tensor, chunk: int, liger: bool | None) -> Tensor:
+    def loss(self, head: Any, states_BSD: Tensor, chunk: int) -> Tensor:
         """Σ weight · cross-entropy (a scalar), from the states that predict each position.
 
-        Raises ValueError as :meth:`Head.forward` does, or if Liger is required with another head.
+        Raises ValueError as :meth:`Head.forward` does.
         """
         check_count("head_chunk", chunk, "it counts positions")
         states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)
         if isinstance(head, Head):
-            return head(states_MD, self.labels_M, self.weights_M, chunk, liger)
-        if liger:
-            raise ValueError(
-                f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it "
-                "out"
-            )
+            return head(states_MD, self.labels_M, self.weights_M, chunk)
         # heads of adapters and quantised ones
         return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, chunk)
 

@@ -3,11 +3,9 @@ of long rows.
 """
 
 # B batch, N magnitudes of a row
-import platform
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +36,9 @@ def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor
         stands = (
             x.is_cpu and torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
         )
-        return product(x, weight, bias) if stands and _is_exact() else F.linear(x, weight, bias)
+        if stands and _is_exact():
+            return product(x, weight, bias, "none", [], "")
+        return F.linear(x, weight, bias)
 
     return linear
 
@@ -54,41 +54,20 @@ def _is_exact() -> bool:
         return False
 
 
-def _is_intel() -> bool:
-    """Whether the processor is one on which MKL multiplies at full width."""
-    told = Path("/proc/cpuinfo")
-    return "GenuineIntel" in (told.read_text() if told.is_file() else platform.processor())
-
-
 @cache
 def _onednn() -> Callable[..., Tensor] | None:
-    """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is
-    right.
+    """oneDNN's inner product, if this build of torch has it and this processor gains by it: one
+    with AVX-512 on which MKL does not multiply at full width.
     """
+    told = Path("/proc/cpuinfo")
     if (
         torch.backends.cpu.get_cpu_capability() != "AVX512"
         or not torch.backends.mkldnn.is_available()
-        or _is_intel()
+        or not told.is_file()
+        or "GenuineIntel" in told.read_text()
     ):
         return None
-    linear = onednn_linear()
-    if linear is None:
-        return None
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(x, weight, bias, "none", [], "")
-
-    # An operator that torch does not document: it is held to the documented one before it is
-    # trusted.
-    as_used: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
-    x = torch.linspace(-2, 2, 32 * 8, **as_used).view(32, 8)
-    weight = torch.linspace(-1, 3, 40 * 8, **as_used).view(40, 8).flip(0)
-    with torch.no_grad():
-        try:
-            right = torch.allclose(product(x, weight), x @ weight.T, rtol=1e-5, atol=1e-5)
-        except (RuntimeError, TypeError, ValueError):
-            return None
-    return product if right else None
+    return onednn_linear()
 
 
 def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:

@@ -1,11 +1,11 @@
-"""How the layers of the fast decoder attend: rotated heads, calls of SDPA, padded rows without
-their padding; and how a trace hears them, each where it is computed.
+"""How the layers of the fast decoder attend: rotated heads and calls of SDPA; and how a trace hears
+them, each where it is computed.
 
 The slow twin is the model's own forward, under the tap if a trace hears.
 """
 
-# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, H query heads, G
-# key/value heads, K keys, D head dim, A attention width H·D, N sinks, E hidden size
+# B batch, W columns that run, H query heads, G key/value heads, K keys, D head dim, A attention
+# width H·D, N sinks, E hidden size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -17,13 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.core.attention.context import reads_wait
-from sinklab.core.attention.received import row_logsumexp
 from sinklab.core.instrument.tap import Tap
 from sinklab.core.subject.masks import take
-from sinklab.core.subject.prefix import SinkPrefix
-from sinklab.extras.fast import compat
-from sinklab.lab.sink_logits import logits_of
+from sinklab.lab.sink_logits import logits_of, with_logits
 
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 
@@ -57,103 +53,19 @@ class View:
 
     def attend(
         self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
-    ) -> Tensor:
-        """Attention output of the heads, (B, W, H·D)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention output of the heads, (B, W, H·D), and the mask that they were under."""
         logits_HN = logits_of(memory, layer)
-        # the kernel that says the log-sum-exp divides by the number of queries
-        if logits_HN is None or q_BHWD.shape[2] == 0:
-            return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale)
-        # the log-sum-exp form of sinks that are logits alone: no mask of their own, and none of
-        # their keys
-        count = logits_HN.shape[1]
-        k_BGKD = k_BGKD[:, :, count:]
-        v_BGKD = v_BGKD[:, :, count:]
         mask = self.mask_B1WK
-        if mask is not None:
-            mask = mask[..., count:]
-        out_BHWD, lse_BHW = compat.attention_with_logsumexp(
-            q_BHWD, k_BGKD, v_BGKD, mask, scale
-        ) or (
-            F.scaled_dot_product_attention(
-                q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True
-            ),
-            row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
+        if logits_HN is None:
+            return _attend(q_BHWD, k_BGKD, v_BGKD, self.folded, scale), mask
+        if mask is None:
+            mask = q_BHWD.new_zeros(1, 1, 1, k_BGKD.shape[2])
+        mask = with_logits(mask, logits_HN, q_BHWD)
+        out_BHWD = F.scaled_dot_product_attention(
+            q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True
         )
-        return with_sink_logits(out_BHWD, lse_BHW, logits_HN).transpose(1, 2).flatten(2)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Packed(View):
-    """The texts of padded rows one behind the other in a single row; attention alone tells them
-    apart.
-
-    No padding is computed, and attention needs no mask.
-    """
-
-    place_BS: Tensor
-    """Place of each column's token in the single row, int64; for padding, the place where its text
-    begins.
-    """
-    index_T: Tensor
-    """int64, the number of each token in the flattened canvas."""
-    keys: list[int]
-    queries: list[int]
-    sinks: list[SinkPrefix | None]
-
-    @classmethod
-    def rows(cls, whole: View, sinks: SinkPrefix | None) -> Packed | None:
-        """Pack the texts of these rows. None without padding, if a mask says more, and off the CPU:
-        there padding costs less than more calls.
-        """
-        mask, length = whole.mask_B1WK, whole.cos_BW1D.shape[1]
-        if (
-            mask is None
-            or mask.shape[2] > 1
-            or reads_wait(mask.device)
-            or logits_of(sinks) is not None
-        ):
-            return None
-        real_BS = mask[:, 0, 0, -length:] == 0
-        lengths_B, index_T = real_BS.sum(1), real_BS.flatten().nonzero()[:, 0]
-        place_BS = (real_BS.cumsum(1) - 1).clamp(min=0) + (lengths_B.cumsum(0) - lengths_B)[:, None]
-        cos, sin = (
-            table.flatten(0, 1).index_select(0, index_T)[None]
-            for table in (whole.cos_BW1D, whole.sin_BW1D)
-        )
-        keys = lengths_B.tolist()
-        before = [sinks and _of_row(sinks, row) for row in range(len(keys))]
-        return cls(
-            cos,
-            sin,
-            None,
-            place_BS=place_BS,
-            index_T=index_T,
-            keys=keys,
-            queries=keys,
-            sinks=before,
-        )
-
-    def of(self, queries: slice | Tensor, shared: int) -> Packed:
-        """This view for these queries, equally many of each text."""
-        rows = len(self.keys)
-        return (
-            self
-            if isinstance(queries, slice)
-            else replace(self, queries=[len(queries) // rows] * rows)
-        )
-
-    def attend(
-        self, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, memory: Any, layer: int, scale: float
-    ) -> Tensor:
-        """Attention output of the heads, each text from itself."""
-        parts, out = (
-            (q_BHWD.split(self.queries, 2), k_BGKD.split(self.keys, 2), v_BGKD.split(self.keys, 2)),
-            [],
-        )
-        for q, k, v, sinks in zip(*parts, self.sinks, strict=True):
-            seen_k, seen_v = sinks.update(k, v, layer) if sinks else (k, v)
-            out.append(_attend(q, seen_k, seen_v, None, scale))
-        return torch.cat(out, 1)
+        return out_BHWD.transpose(1, 2).flatten(2), mask
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,14 +94,6 @@ def _attend(
     q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
     out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
     return out.reshape(batch, heads, width, dim).transpose(1, 2).flatten(2)
-
-
-def _of_row(sinks: SinkPrefix, row: int) -> SinkPrefix:
-    """The prefix of one row of a batch."""
-    keys, values = (
-        tuple(one[row % len(one)][None] for one in states) for states in (sinks.keys, sinks.values)
-    )
-    return SinkPrefix(keys, values)
 
 
 class Heard:
@@ -229,14 +133,3 @@ def told(tap: Tap) -> Iterator[Heard]:
         raise
     tap.forwards += 1
     tap.flush(complete=True)
-
-
-def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:
-    """The attention output as if every row of the softmax had N more terms exp(b), with nothing
-    behind them: exact.
-
-    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse −
-    ln Σ_n exp(b_n)). These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
-    """
-    kept_BHQ = torch.sigmoid(lse_BHQ - logits_HN.to(lse_BHQ).logsumexp(-1)[:, None])
-    return out_BHQD * kept_BHQ.unsqueeze(-1).to(out_BHQD.dtype)

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
 from sinklab.core.compat import stated
-
-
-def next_hook() -> int:
-    """The number that the next hook gets, on whatever module: while it stays the same, no hook has
-    come.
-    """
-    return RemovableHandle.next_id
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -35,19 +27,6 @@ def onednn_linear() -> Callable[..., torch.Tensor] | None:
     torch lacks it.
     """
     return stated(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def attention_with_logsumexp(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The CPU's attention, grouped heads and all, with the log-sum-exp of every row; None on
-    another device.
-    """
-    if q.device.type != "cpu":
-        return None
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, attn_mask=mask, scale=scale
-    )
 
 
 _ATEN = torch.ops.aten

@@ -12,7 +12,7 @@ second is recorded. An evaluation that cannot be recorded runs as it is, and tha
 of a record.
 """
 
-# B batch, S canvas, T its real tokens, W columns that run, Q columns wanted, E hidden size, H query
+# B batch, S canvas, W columns that run, Q columns wanted, E hidden size, H query
 # heads, G key/value heads, D head dim, K keys
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from sinklab.core.subject.head import Head
 from sinklab.core.subject.masks import CanvasGeometry, take
 from sinklab.core.subject.prefix import SinkPrefix
 from sinklab.extras.fast.arithmetic import linear_for
-from sinklab.extras.fast.attending import Heard, Packed, View, additive, rotated, told
-from sinklab.extras.fast.compat import forward_hooks, has_global_hooks, next_hook
+from sinklab.extras.fast.attending import Heard, View, additive, rotated, told
+from sinklab.extras.fast.compat import forward_hooks, has_global_hooks
 from sinklab.lab.caching.blocks import BlockStore, narrowed
 from sinklab.lab.caching.session import ColumnDenoiser, KeyValueStore, Outputs
-from sinklab.lab.sink_logits import LogitPrefix, logits_of, with_logits
+from sinklab.lab.sink_logits import LogitPrefix
 
 _LAYERS = (
     modeling_llama.LlamaDecoderLayer,
@@ -65,27 +65,13 @@ _OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore, BlockStore)
 _PIECE = 256
 
 
-def _head_norms(attention: Any) -> list[Any]:
-    return [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-
-
 def _is_known(model: Any) -> bool:
     """Whether the model's layers are of a kind computed here. Checked before anything else of them
     is read.
     """
-    layers, norm = getattr(model.model, "layers", ()), getattr(model.model, "norm", None)
-    return type(norm) in _NORMS and all(
-        type(layer) in _LAYERS
-        and type(layer.self_attn) in _ATTENTIONS
-        and all(
-            type(norm) in _NORMS
-            for norm in (
-                layer.input_layernorm,
-                layer.post_attention_layernorm,
-                *_head_norms(layer.self_attn),
-            )
-        )
-        for layer in layers
+    layers = getattr(model.model, "layers", ())
+    return bool(layers) and all(
+        type(layer) in _LAYERS and type(layer.self_attn) in _ATTENTIONS for layer in layers
     )
 
 
@@ -98,8 +84,10 @@ class Layer:
         attention = layer.self_attn
         self.input_norm = _norm(layer.input_layernorm)
         self.post_norm = _norm(layer.post_attention_layernorm)
-        norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
-        self.q_norm, self.k_norm = norms
+        self.q_norm, self.k_norm = (
+            _norm(getattr(attention, name)) if hasattr(attention, name) else None
+            for name in ("q_norm", "k_norm")
+        )
         self.q, self.k, self.v = (
             _stock(one) or one for one in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
@@ -133,14 +121,9 @@ class Layer:
         q_BHWD = rotated(
             self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin
         )
-        mask = view.mask_B1WK
-        if view.heard is not None:
-            logits_HN = logits_of(memory, self.index)
-            if logits_HN is not None and mask is not None:
-                mask = with_logits(mask, logits_HN, q_BHWD)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        out_BWA = view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale)
+        out_BWA, mask = view.attend(q_BHWD, k_BGKD, v_BGKD, memory, self.index, self.scale)
         x_BWE = self.o(out_BWA, x_BWE)
         x_BWE = self.mlp(self.post_norm(x_BWE), x_BWE)
         if view.heard is not None:
@@ -150,11 +133,11 @@ class Layer:
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    # transformers' norms round float64 to float32 on the way: here the result must be theirs.
+    if type(norm) not in _NORMS or norm.weight.dtype == torch.float64:
+        return norm
     weight, eps = norm.weight, norm.variance_epsilon
     shape, dtype, share = weight.shape, weight.dtype, 1 / len(weight)
-    if dtype == torch.float64:
-        # transformers' norms round float64 to float32 on the way: here the result must be theirs.
-        return norm
     eps_1 = torch.tensor(eps, device=weight.device)
     # Only a GPU has torch.rms_norm as one kernel; on the CPU these five take half of its time.
     by_hand = weight.device.type == "cpu" and dtype == torch.float32
@@ -329,13 +312,8 @@ class FastDecoder:
         self._is_stock = not any(
             "forward" in vars(module) or compat.is_compiled(module) for module in modules
         )
-        self._hooks = [
-            (hooks, sum(map(_is_ours, hooks.values())))
-            for m in modules
-            for hooks in forward_hooks(m)
-        ]
-        self._unhooked_at: int | None = None
-        self._tables: tuple[CanvasGeometry, View, Packed | None] | None = None
+        self._hooks = [hooks for module in modules for hooks in forward_hooks(module)]
+        self._tables: tuple[CanvasGeometry, View] | None = None
 
     def is_faithful(self) -> bool:
         """Whether this form may stand for the decoder now, and nobody listens."""
@@ -357,20 +335,11 @@ class FastDecoder:
             self._is_stock
             and not decoder.training
             and attention_of(decoder.config) == "sdpa"
-            and self._is_unhooked()
-        )
-
-    def _is_unhooked(self) -> bool:
-        # Every new hook, on whatever module, takes the next number: while that stays the same, none
-        # has come.
-        latest = next_hook()
-        if self._unhooked_at != latest:
-            foreign = has_global_hooks() or any(
-                ours != sum(not isinstance(hook, TapHook) for hook in hooks.values())
-                for hooks, ours in self._hooks
+            and not has_global_hooks()
+            and all(
+                _is_ours(hook) for hooks in filter(None, self._hooks) for hook in hooks.values()
             )
-            self._unhooked_at = None if foreign else latest
-        return self._unhooked_at == latest
+        )
 
     def __call__(
         self,
@@ -394,16 +363,10 @@ class FastDecoder:
                 canvas's.
             heard: see `View`.
         """
-        whole, packed = self._views(x_BWE, geometry)
-        is_plain = mask is ... and heard is None
-        if packed is not None and is_plain and memory is geometry.sinks:
-            x_1TE = x_BWE.flatten(0, 1).index_select(0, packed.index_T)[None]
-            wanted_N = packed.place_BS.index_select(1, output_index_Q).flatten()
-            return self._states(packed, x_1TE, slice(None), wanted_N, None).unflatten(
-                1, (len(x_BWE), -1)
-            )[0]
+        whole = self._view(x_BWE, geometry)
         if (
-            is_plain
+            mask is ...
+            and heard is None
             and self.records
             and isinstance(columns, Tensor)
             and can_replay(x_BWE, columns, memory)
@@ -438,10 +401,8 @@ class FastDecoder:
             return self.norm(every_BWE.index_select(1, output_index_Q))
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
-    def _views(self, like: Tensor, geometry: CanvasGeometry) -> tuple[View, Packed | None]:
-        """Views of the whole canvas, with its padding and without, computed once for all its
-        evaluations.
-        """
+    def _view(self, like: Tensor, geometry: CanvasGeometry) -> View:
+        """The view of the whole canvas, computed once for all its evaluations."""
         if self._tables is None or self._tables[0] is not geometry:
             cos_BSD, sin_BSD = self.decoder.rotary_emb(like, geometry.position_ids_BS)
             mask = geometry.mask
@@ -449,13 +410,13 @@ class FastDecoder:
             added = mask if mask is None or mask.is_floating_point() else additive(mask, like.dtype)
             # x·cos + roll(x, D/2)·sin needs no negated copy of x
             first, second = sin_BSD[:, :, None].chunk(2, dim=-1)
-            whole = View(cos_BSD[:, :, None], torch.cat([-first, second], dim=-1), added)
-            self._tables = geometry, whole, Packed.rows(whole, geometry.sinks)
-        return self._tables[1:]
+            turned = torch.cat([-first, second], dim=-1)
+            self._tables = geometry, View(cos_BSD[:, :, None], turned, added)
+        return self._tables[1]
 
 
 def _is_ours(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").startswith(
+    return isinstance(hook, TapHook) or getattr(hook, "__module__", "").startswith(
         ("sinklab.core.subject.", "sinklab.extras.fast.", "sinklab.lab.sink_logits")
     )
 
@@ -512,7 +473,7 @@ class FastDenoiser(ColumnDenoiser):
         geometry = self.geometry(ids_BS, wanted_BS)
         store = store or geometry.sinks
         is_served = self.is_fast or self._tap(store) is not None
-        if not is_served or self._wants_padding(geometry, wanted_BS):
+        if not is_served:
             return super().full_pass(ids_BS, at, store)
         every = slice(0, ids_BS.shape[1])
         mask: Tensor | EllipsisType | None = ...
@@ -522,12 +483,6 @@ class FastDenoiser(ColumnDenoiser):
         outputs = self.outputs(at)
         states_BQE = self.states(ids_BS, every, outputs.columns_Q, store, mask)
         return self.head(outputs.of_states(states_BQE))
-
-    def _wants_padding(self, geometry: CanvasGeometry, wanted_BS: Tensor) -> bool:
-        """Whether a wanted position may be padding, which the fast decoder leaves out on a CPU."""
-        if geometry.mask is None or self.attention_BS is None or reads_wait(wanted_BS.device):
-            return False
-        return bool((wanted_BS & (self.attention_BS == 0)).any())
 
     def states(
         self,

@@ -1,20 +1,14 @@
-"""Cross-entropy of a linear head with logits that never exist all at once: by chunks, or by Liger's
-fused kernel.
-
-The first makes the gradients of a chunk while its logits exist, none twice. The second runs if it
-is installed and gives each row its weight: releases of Liger before 0.8 scale the head's gradient
-by the first row's weight alone and say nothing, so the gradient is looked at once on a small
-problem and not taken from a version number.
+"""Cross-entropy of a linear head with logits that never exist all at once: the gradients of a chunk
+are made while its logits exist, none twice.
 """
 
 # M positions, C positions of a chunk, D hidden size, R rows of the head
-import importlib.util
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from sinklab.core.registry import fast_losses
@@ -77,12 +71,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the loss over chunks has no second derivative: its gradients are made without a "
-                "graph; leave create_graph out, or take the cross-entropy of model(...).logits"
-            )
         if ctx.gradients is None:
             raise RuntimeError(
                 "the loss over chunks goes backward once: its gradients are made in the forward "
@@ -124,84 +114,6 @@ class OnePass:
     """`chunked_cross_entropy`, on every device."""
 
     @staticmethod
-    def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
-        """The chunked loss, unless Liger's is asked for."""
-        return None if liger else chunked_cross_entropy
-
-
-def unusable_liger(device: torch.device) -> str:
-    """Why Liger's loss cannot run here, and the remedy; empty if it can."""
-    remedy = (
-        "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
-    )
-    if device.type != "cuda":
-        return f"Liger's loss runs on CUDA, but the model is on {device.type}; {remedy}"
-    if importlib.util.find_spec("liger_kernel") is None:
-        return f"Liger's loss needs the package liger-kernel, which is not installed; {remedy}"
-    if not liger_weighs_rows(device):
-        return (
-            "the loss needs a weight for each position, but the installed liger-kernel gives wrong "
-            "gradients for it; install a newer one, or leave liger out"
-        )
-    return ""
-
-
-def fused_cross_entropy(
-    states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int
-) -> Tensor:
-    """Result of :func:`chunked_cross_entropy`, by Liger's kernel, which chooses its chunks."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    dtype = compute_dtype(states_MD)
-    with torch.autocast(states_MD.device.type, enabled=False):
-        losses_M = liger_fused_linear_cross_entropy(
-            states_MD.to(dtype),
-            weight_RD.to(dtype),
-            labels_M,
-            reduction="none",
-            accum_dtype=torch.float32,
-        )
-        return losses_M.float() @ weights_M.float()
-
-
-@cache
-def liger_weighs_rows(device: torch.device) -> bool:
-    """Whether Liger's gradients follow the weights of the rows, seen on eight rows of uneven
-    weight.
-    """
-    generator = torch.Generator().manual_seed(0)
-    states_MD, weight_RD = (
-        torch.randn(rows, 16, generator=generator).to(device) for rows in (8, 32)
-    )
-    labels_M = torch.arange(8, device=device)
-    weights_M = torch.linspace(0.5, 4.0, 8, device=device)
-    gradients = []
-    # the first forward pass may already be under no_grad
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        for of in (chunked_cross_entropy, fused_cross_entropy):
-            states, weight = (value.clone().requires_grad_() for value in (states_MD, weight_RD))
-            gradients.append(
-                torch.autograd.grad(of(states, weight, labels_M, weights_M, 8), (states, weight))
-            )
-    # a GPU may multiply float32 in TF32; wrong row weights are off by their ratio, up to eight
-    return all(
-        torch.allclose(ours, theirs, rtol=0.05, atol=0.05)
-        for ours, theirs in zip(*gradients, strict=True)
-    )
-
-
-@fast_losses.register("liger")
-class Liger:
-    """Liger's fused linear cross-entropy."""
-
-    @staticmethod
-    def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
-        """Liger's loss, unless ``liger`` is False or it cannot run here. Raises ValueError if it is
-        required and cannot.
-        """
-        why = unusable_liger(device)
-        if liger is False or (why and not liger):
-            return None
-        if why:
-            raise ValueError(why)
-        return fused_cross_entropy
+    def serving() -> Callable[..., Tensor]:
+        """The chunked loss."""
+        return chunked_cross_entropy
