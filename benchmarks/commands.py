@@ -29,7 +29,6 @@ import sinklab
 import sinklab.lab.checkpoints.loading as loading
 from sinklab.lab.cli.models import Generate
 from sinklab.lab.studies.progress import Meter, Progress
-from sinklab.lab.studies.trace.recording import Recorder
 from sinklab.lab.studies.trace.run import follow, prepare
 from sinklab.lab.studies.trace.study import StudySettings, study
 
@@ -95,12 +94,10 @@ def main() -> None:
             wanted = StudySettings(prompts=texts, new_tokens=new_tokens, **settings)
             study(loaded, f"{folder}/run", wanted)
 
-    def followed(watched: bool) -> None:
+    def followed() -> None:
         plan = prepare(loaded, StudySettings(prompts=texts, new_tokens=new_tokens), Progress())
         for task in plan.tasks:
-            follow(
-                task, Meter(Progress(), 2, 16), Recorder(task, plan.selection) if watched else None
-            )
+            follow([task], plan.selection, Meter(Progress(), 2, 16))
 
     jobs = {
         "generate": partial(written, texts),
@@ -110,8 +107,7 @@ def main() -> None:
     }
     if is_tiny:
         jobs |= {
-            "the loop of a trace": partial(followed, False),
-            "the loop, watched": partial(followed, True),
+            "the loop, watched": followed,
             "trace, received alone": partial(traced, statistics=("received",)),
         }
     if options.beside is not None:

@@ -51,8 +51,6 @@ def attention(shape: argparse.Namespace) -> dict[str, np.ndarray]:
         "step_number": np.arange(steps, dtype=np.int32),
         "value_norm": rng.gamma(4.0, 1.0, (steps, layers, keys)).astype(np.float16),
         "key_norm": rng.gamma(4.0, 1.0, (steps, layers, keys)).astype(np.float16),
-        "main_by_state": rng.integers(0, keys, grouped).astype(np.int32),
-        "share_by_state": rng.random(grouped).astype(np.float16),
         "row_entropy": rng.random(grouped).astype(np.float16),
     }
 

@@ -32,7 +32,7 @@ import scheduler
 from small_runs import contents
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACE = "trace --prompts {}/prompts.txt --model tiny --new-tokens 48 --mask-sinks 1 --out {}/{}"
+TRACE = "trace --prompts {}/prompts.txt --model tiny --new-tokens 48 --out {}/{}"
 
 
 def said(*command: str) -> str:

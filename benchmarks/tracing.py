@@ -66,9 +66,9 @@ SHAPES = {
         "vocab_size": 126464,
     },
 }
-# what `sinklab trace` has measured unless told otherwise: it makes "main_by_state" of the two last
+# what `sinklab trace` measures unless told otherwise, and the states of queries
 STUDY = (
-    *(name for name in StudySettings.statistics if name != "main_by_state"),
+    *StudySettings.statistics,
     "received_by_state",
     "received_from_masked",
 )

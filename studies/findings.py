@@ -114,7 +114,7 @@ def package(run: Any, place: str, tables: dict[str, Any], kind: str = "", **give
 
 def measure(names: tuple[str, ...]) -> None:
     """Run folders of all models, those that are complete left alone."""
-    traced = StudySettings(prompts=passages(), mask_sinks=(), twin=True)
+    traced = StudySettings(prompts=passages(), twin=True)
     for name in names:
         loaded = load(name)
         study(

@@ -125,9 +125,7 @@ def score(heldout: str) -> None:
             np.save(folder / "losses.npy", losses_R)
             print(folder.name, f"{losses_R.mean():.4f} nats per token", flush=True)
         if not (RUNS / "traced" / folder.name / "run.json").exists():
-            settings = StudySettings(
-                heldout="", mask_sinks=(), statistics=("received", "value_norm")
-            )
+            settings = StudySettings(statistics=("received", "value_norm"))
             study(loaded, RUNS / "traced" / folder.name, settings)
 
 

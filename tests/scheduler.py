@@ -31,7 +31,6 @@ def traced(out, shard):
     how = {
         "new_tokens": 6,
         "block_length": None,
-        "mask_sinks": (1,),
         "twin": True,
     }
     prompts = tuple(f"The sea {number}" for number in range(8))

@@ -41,13 +41,13 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
         "next: sinklab report out",
         f"controls of every number, with shuffled and with fresh weights: {again} out --resume "
         "--twin",
-        f"what it writes with sinks blocked: {again} out-masked --mask-sinks 5",
+        f"what it writes with sinks blocked: {again} out-masked --edits block_keys:keys=top:k=5",
         f"what blocking them costs: sinklab curve --model {model}; head by head: sinklab curve "
         f"--model {model} --by head",
     ]
     stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert stages == [
-        "writing sample 1 of 2 under observation",
+        "writing sample 1 of 2",
         "a control (shuffled weights) reads some of the canvases",
     ]
     written = open_run("out")

@@ -139,7 +139,7 @@ def files_of(folder: str, group: str) -> Cells:
 def write_trace() -> None:
     """Two texts with all that is recorded, and a second writing with sinks blocked; their page."""
     lm = sinklab.load("tiny-sink", dtype=torch.float64)
-    more = {"statistics": ("all",), "maps": ("1:5:0",), "mask_sinks": (1,)}
+    more = {"statistics": ("all",), "maps": ("1:5:0",)}
     run = lm.watch(["The house stood", "She"], 3, **PLACES, **more).save("run")
     # without its pictures, which are none of its files
     with patch("sinklab.lab.reports.build.svg_of", undrawn):

@@ -466,7 +466,6 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         statistics=("all",),
         maps=("2:5:3",),
         edits=("block_keys:keys=top:k=1",),
-        mask_sinks=(),
     )
     study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
     assert (study.layers, study.heads, study.sink_count) == ([1, 5], [0, 3, 4], 1)

@@ -78,7 +78,6 @@ QUICK = StudySettings(
     prompts=("The sea",),
     new_tokens=3,
     block_length=None,
-    mask_sinks=(),
     statistics=(),
     twin=False,
 )

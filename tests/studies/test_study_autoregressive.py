@@ -72,10 +72,7 @@ def test_each_step_records_all_queries_so_far(cached):
         assert (arrays["last_row_main"][step] == last_LHK.argmax(-1)).all()
         # the state of queries is that of the one that runs
         state = 2 if step == 0 else 1
-        assert (arrays["main_by_state"][step][state] == last_LHK.argmax(-1)).all()
-        assert np.allclose(arrays["share_by_state"][step][state], last_LHK.max(-1), atol=1e-3)
         others = [*{0, 1, 2} - {state}]
-        assert (arrays["main_by_state"][step][others] == -1).all()
         assert np.isnan(arrays["row_entropy"][step][others]).all()
         entropy_LH = -(last_LHK * np.log(last_LHK)).sum(-1)
         assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, atol=3e-3)
@@ -113,15 +110,9 @@ def test_a_full_forward_records_column_sums(cached, tmp_path):
         maps_LHQS = eager_maps(loaded, text[:keys])
         check_sums(arrays, step, maps_LHQS)
         prompt_LHK = maps_LHQS[:, :, :start].sum(-2)
-        # the strongest key by the mean weight of the prompt's queries that see it, of those that
-        # eight see
-        weight_LHK = prompt_LHK[..., : start - 7] / np.arange(start, 7, -1)
-        assert (arrays["main_by_state"][step][2] == weight_LHK.argmax(-1)).all()
         assert np.allclose(
             arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3
         )
-        # three queries of the text are too few to judge
-        assert (arrays["main_by_state"][step][1] == -1).all()
 
 
 def test_sampling_follows_the_seed_and_texts_may_end(tmp_path):
@@ -155,14 +146,12 @@ def test_a_prompt_begins_as_the_tokenizer_begins_a_text():
 
 def test_sinks_are_hidden_from_the_last_token(tmp_path):
     loaded = tiny_llama()
-    plain = replace(QUICK, statistics=(), mask_sinks=(2,))
-    texts = traced(loaded, tmp_path / "plain", plain).table("generations")
-    assert texts["masked_sinks"].tolist() == [0, 2]
-    assert texts["token_ids"][0][0] == texts["token_ids"][1][0], "the first step is whole"
-    assert texts["token_ids"][0].tolist() != texts["token_ids"][1].tolist()
-    edited = replace(plain, edits=("block_keys:keys=top:k=2,scores=last_row",), mask_sinks=())
+    plain = replace(QUICK, statistics=())
+    whole = written(traced(loaded, tmp_path / "plain", plain))
+    edited = replace(plain, edits=("block_keys:keys=top:k=2,scores=last_row",))
     run = traced(loaded, tmp_path / "edited", edited)
-    assert written(run) == texts["token_ids"][1].tolist()
+    assert written(run)[0] == whole[0], "the first step is whole"
+    assert written(run) != whole
     received = np.nan_to_num(run.array("attention", "received", sample=0).astype(np.float32))
     rows = np.diff(received, axis=0)
     removals = run.table("removals")
@@ -178,15 +167,13 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
         QUICK,
         statistics=(),
         edits=("block_keys:keys=positions:positions=0,when=now,steps=2+none",),
-        mask_sinks=(2,),
     )
     whole = traced(loaded, tmp_path / "whole", plain).table("generations")
-    assert whole["idle"].tolist() == ["", ""]
+    assert whole["idle"].tolist() == [""]
     ending = replace(plain, stop_ids=(int(whole["token_ids"][0][0]),))
     short = traced(loaded, tmp_path / "short", ending)
     texts = short.table("generations")
-    assert texts["steps"].tolist() == [1, 1]
-    assert texts["idle"].tolist() == ["block_keys", "block_keys block_keys#2"]
+    assert (texts["steps"].tolist(), texts["idle"].tolist()) == ([1], ["block_keys"])
     assert len(short.table("removals")) == 0
 
 
@@ -229,12 +216,8 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
         ),
         ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
         (
-            {"mask_sinks": (20,)},
-            "is to block 20 of the .* keys of 'The old man sat' at the first step",
-        ),
-        (
             {"edits": ("block_keys:keys=random:like=top:k=5",)},
-            "keys=random:like=top:k=5 blocks .* is to block 10 of the",
+            "is to block 10 of the .* keys of 'The old man sat' at the first step",
         ),
     ],
 )

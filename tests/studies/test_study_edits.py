@@ -52,16 +52,6 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 
-def test_the_same_text_as_with_mask_sinks_beside_it(tmp_path):
-    beside, edited = (
-        traced(tiny_loaded(), tmp_path / name, replace(QUICK, **{name: how}, prompts=("The sea",)))
-        for name, how in (("mask_sinks", (2,)), ("edits", ("block_keys:keys=top:k=2",)))
-    )
-    texts, (row,) = beside.table("generations"), edited.table("generations").itertuples()
-    assert texts.query("masked_sinks == 2")["completion"].tolist() == [row.completion]
-    assert (row.edits, row.masked_sinks) == ("block_keys:keys=top:k=2", 0)
-
-
 def test_a_clean_pass_chooses_before_each_step(tmp_path):
     loaded = tiny_loaded()
     quick = replace(QUICK, prompts=("The sea",), new_tokens=4, steps=2)

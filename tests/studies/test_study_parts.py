@@ -23,7 +23,6 @@ SETTINGS = StudySettings(
     block_length=None,
     temperature=1.0,
     statistics=("value_norm",),
-    mask_sinks=(1,),
 )
 
 
@@ -56,15 +55,15 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
     monkeypatch.setattr(observation, "SAMPLES", 1)
     heard = Heard()
     whole = contents(study(tiny_loaded(1), tmp_path / "whole", SETTINGS, progress=heard))
-    # 3 samples, each written twice in 6 steps; the control reads one canvas of each
-    writing = [one for one in heard.counts if one[1] == 36]
-    assert writing == sorted(writing) and (writing[0], writing[-1]) == ((0, 36), (36, 36))
+    # 3 samples, each written in 6 steps; the control reads one canvas of each
+    writing = [one for one in heard.counts if one[1] == 18]
+    assert writing == sorted(writing) and (writing[0], writing[-1]) == ((0, 18), (18, 18))
     assert heard.counts[-1] == (3, 3)
-    assert heard.stages[1] == "writing sample 1 again with 1 sinks blocked"
+    assert heard.stages[1] == "writing sample 2 of 3"
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(observation, "follow", breaking(observation.follow, 3))
+        patch.setattr(observation, "follow", breaking(observation.follow, 2))
         study(tiny_loaded(1), path, SETTINGS)
     run = open_run(path)
     assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
@@ -72,7 +71,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
     assert run.arrays("attention", sample=0)["received"].shape[0] == 6
     said = []
     study(tiny_loaded(1), path, SETTINGS, resume=True, progress=said.append)
-    assert sum("under observation" in text for text in said) == 2
+    assert sum("writing sample " in text for text in said) == 2
     assert difference(path, whole) == ""
     # nothing is left to do
     before = (path / "generations-0001.parquet").stat().st_mtime_ns
@@ -81,7 +80,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
 
 
 def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
-    path, short = tmp_path / "run", replace(SETTINGS, prompts=("",), mask_sinks=(), seed=None)
+    path, short = tmp_path / "run", replace(SETTINGS, prompts=("",), seed=None)
     study(tiny_loaded(), path, short, resume=True)
     seed = open_run(path).info.seed
     study(tiny_loaded(), path, short, resume=True)
@@ -94,7 +93,7 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
 
 def test_progress_shrinks_where_texts_end_early(tmp_path):
     heard = Heard()
-    quick = replace(SETTINGS, mask_sinks=(), temperature=0.0, schedule="threshold:threshold=0.01")
+    quick = replace(SETTINGS, temperature=0.0, schedule="threshold:threshold=0.01")
     run = open_run(study(tiny_loaded(), tmp_path / "run", quick, progress=heard))
     steps = len(run.table("steps"))
     assert steps < 18
@@ -104,22 +103,23 @@ def test_progress_shrinks_where_texts_end_early(tmp_path):
 @pytest.mark.ring("extras")
 def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, monkeypatch):
     settings = StudySettings(prompts=(*FULL, "A boat"), new_tokens=3, statistics=())
-    together, own = [], observation.follow_together
-    monkeypatch.setattr(
-        observation,
-        "follow_together",
-        lambda tasks, *given: together.append(len(tasks)) or own(tasks, *given),
-    )
+    together, own = [], observation.follow
+
+    def follow(tasks, *given):
+        together.append(len(tasks))
+        return own(tasks, *given)
+
+    monkeypatch.setattr(observation, "follow", follow)
     monkeypatch.setattr(observation, "SAMPLES", 4)
     whole = contents(study(tiny_loaded(1), tmp_path / "whole", settings))
     # the fifth has nobody beside it
-    assert together == [4]
+    assert together == [4, 1]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(observation, "_tokens", breaking(observation._tokens, 5))
         study(tiny_loaded(1), tmp_path / "run", settings)
     assert open_run(tmp_path / "run").samples == (0, 1, 2, 3)
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
-    assert together == [4, 4]
+    assert together == [4, 1, 4, 1, 1]
     assert difference(tmp_path / "run", whole) == ""
 
 

@@ -35,7 +35,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    settings = replace(QUICK, only_steps=(1, 3), statistics=())
+    settings = replace(QUICK, every=2, statistics=())
     return traced(tiny_loaded(), tmp_path_factory.mktemp("runs") / "bare", settings)
 
 
@@ -85,7 +85,6 @@ def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
         key: array.astype(np.float32) for key, array in run.arrays("attention", sample=0).items()
     }
     dims = run.dims("attention", sample=0)
-    assert dims["main_by_state"] == ("step", "state", "layer", "head")
     assert dims["received_by_state"] == ("step", "state", "layer", "head", "key")
     for step in (0, 2):
         ids, state_S = step_of(run, step)
@@ -96,19 +95,11 @@ def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
         for state in range(3):
             mine = predicted_S == state
             if not mine.any():
-                assert (arrays["main_by_state"][step][state] == -1).all()
-                assert np.isnan(arrays["share_by_state"][step][state]).all()
+                assert np.isnan(arrays["row_entropy"][step][state]).all()
                 continue
             column_LHK = map_LHQS[:, :, mine].sum(-2)
             assert np.allclose(
                 arrays["received_by_state"][step][state], column_LHK, rtol=2e-3, atol=2e-3
-            )
-            best_LH = np.take_along_axis(
-                column_LHK, arrays["main_by_state"][step][state][..., None].astype(int), -1
-            )
-            assert np.allclose(best_LH[..., 0], column_LHK.max(-1), rtol=1e-4)
-            assert np.allclose(
-                arrays["share_by_state"][step][state], column_LHK.max(-1) / mine.sum(), atol=1e-3
             )
             rows_LHQ = map_LHQS[:, :, mine]
             entropy_LH = -(rows_LHQ * np.log(rows_LHQ)).sum(-1).mean(-1)
@@ -140,7 +131,6 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
     assert queries.isna().tolist() == [False, True, False, False]
     axes = {
         "received": (1, 2),
-        "main_by_state": (2, 3),
         "row_entropy": (2, 3),
         "received_by_state": (2, 3),
     }
@@ -165,9 +155,9 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
 
 
-def test_only_steps_records_these_alone(bare):
+def test_every_second_step_is_recorded_alone(bare):
     arrays = bare.arrays("attention", sample=0)
-    assert arrays["step_number"].tolist() == [1, 3]
+    assert arrays["step_number"].tolist() == [0, 2]
     assert sorted(arrays) == ["positions", "received", "step_number", "visible"]
 
 
@@ -180,8 +170,6 @@ def test_under_a_cache_the_queries_that_ran_are_known():
     assert arrays["positions"].tolist() == [prompt + 8] * 4
     assert np.allclose(arrays["received"].astype(float).sum(-1)[1], 4, atol=0.01)
     # a block alone holds no prompt
-    assert (arrays["main_by_state"][1][2] == -1).all()
-    assert (arrays["main_by_state"][1][:2] >= 0).all()
     assert np.isnan(arrays["row_entropy"][1][2]).all()
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
 

@@ -40,7 +40,6 @@ def page_of(folder, seed):
         prompts=PROMPTS,
         new_tokens=3,
         block_length=3,
-        mask_sinks=(),
         statistics=("value_norm",),
         seed=seed,
         twin=True,

@@ -200,8 +200,6 @@ def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Ite
 
 
 _BY_STATE = (
-    "main_by_state",
-    "share_by_state",
     "row_entropy",
     "row_logsumexp",
     "output_norm",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,8 @@ def _write_control(work: Work, done: Run) -> None:
         with shuffled(work.loaded, seed):
             for task, text, row in zip(work.plan.tasks, chosen, rows, strict=True):
                 if len(text):
-                    settings = replace(task.settings, statistics=("received",))
-                    again = replace(task, settings=settings)
-                    recorder = retraced(again, text, work.plan.selection, progress=count)
-                    arrays = recorder.arrays()
+                    again = replace(task, settings=replace(task.settings, statistics=("received",)))
+                    arrays = retraced(again, text, work.plan.selection, progress=count).arrays()
                     found = facts(arrays, added=task.loaded.added_sinks)
                     row["control"] = _strongest(found["sum_strongest"], arrays["step_number"], text)
     except ValueError as error:
@@ -149,7 +148,7 @@ def retraced(
         tokens: table of that name of one sample, of the steps to run.
         progress: called after every step.
     """
-    every = replace(task.settings, maps=(), every=1, only_steps=())
+    every = replace(task.settings, maps=(), every=1)
     recorder = Recorder(replace(task, settings=every), selection)
     moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
     size = CANVASES
@@ -172,12 +171,21 @@ def retraced(
                 if log is not None and needs_clean_pass(task.edits):
                     with log.probing():
                         run(ids_BS)
-                with recorder.watching(some[0].index, len(some)) as recording:
+                with recorder.watching(some[0].index, _canvases(task, len(some))) as recording:
                     run(ids_BS)
             for row, moment in enumerate(some):
                 recorder.add(recording, moment, row)
                 progress()
     return recorder
+
+
+def _canvases(task: Task, rows: int) -> Any:
+    """So many canvases of the task; None for an autoregressive model."""
+    if not task.is_diffusion:
+        return None
+    canvas = task.canvas()
+    open_BS, attention_BS = (one.expand(rows, -1) for one in (canvas.open_BS, canvas.attention_BS))
+    return SimpleNamespace(open_BS=open_BS, attention_BS=attention_BS, mask_id=canvas.mask_id)
 
 
 def _moment(step: int, rows: pd.DataFrame) -> Moment:

@@ -1,15 +1,14 @@
-"""Recorded statistics of each step: received attention, norms, main sinks and row statistics by
-state of the query.
+"""Recorded statistics of each step: received attention, norms, and row statistics by state of the
+query.
 """
 
 # T recorded steps, L layers, H heads, K keys, S positions, Q queries, G states of queries
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +20,7 @@ from sinklab.core.instrument import Recording, trace
 from sinklab.core.instrument.recording import padded_stack
 from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
-from sinklab.core.subject import Canvas
-from sinklab.lab.analysis.counts import main_sink, mean_weight
+from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.facts import AXES, FACTS, FACTS_TABLE, WIDE, facts, means
 from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
 from sinklab.lab.checkpoints import token_text
@@ -34,8 +32,6 @@ from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
-First = Callable[[str], np.ndarray]
-"""A statistic of the first forward of a step, by its name."""
 _TEXT = ("key", "position")
 
 
@@ -101,7 +97,6 @@ class Recorder:
         self._pad = pad
         self._task = task
         self._selection = selection
-        self._wanted = set(task.settings.statistics)
         self._by_rows = not task.is_diffusion and not task.settings.full_forward
         """a step has one new query"""
         self._so_far = None if task.is_diffusion else SoFar()
@@ -126,26 +121,21 @@ class Recorder:
         """Step -> queries that ran."""
 
     def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        names = [name for name in wanted if name != "main_by_state"]
+        names = [*wanted]
         if self._so_far is not None:
             names += ["last_row", "received_by_window"]
         if self._by_rows:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
-        elif "main_by_state" in wanted:
-            names.append("received_by_state")
         return tuple(dict.fromkeys(names))
 
     @contextmanager
-    def watching(self, step: int, rows: int = 1, canvas: Canvas | None = None) -> Iterator[Any]:
-        """The trace under which the model runs at this step, None if it does not need one; with
-        more rows, on so many canvases at once, or on this one of several texts.
+    def watching(self, step: int, canvas: Any = None) -> Iterator[Any]:
+        """The trace under which the model runs at this step, on this canvas unless it is
+        autoregressive; None if it does not need one.
         """
         settings = self._task.settings
-        # a recorded step may add up those before it
-        adds_up = self._by_rows
-        if not settings.records(step) and not (
-            adds_up and step <= max(settings.only_steps, default=step)
-        ):
+        # a recorded step adds up those before it
+        if not settings.records(step) and not self._by_rows:
             yield None
             return
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
@@ -154,7 +144,7 @@ class Recorder:
         if maps:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
-            chosen["canvas"] = canvas or self._canvas(step, rows)
+            chosen["canvas"] = canvas or self._continued(step)
             chosen["state_of"] = "predicted" if self._task.is_diffusion else "own"
         names = self._traced
         if self._so_far is not None and not settings.records(step):
@@ -170,21 +160,9 @@ class Recorder:
         layers = self._selection.of_layers
         return [(layer % layers, head) for number, layer, head in keys if number == step]
 
-    @cached_property
-    def _own_canvas(self) -> Canvas:
-        return self._task.canvas()
-
-    def _canvas(self, step: int, rows: int) -> Any:
-        task = self._task
-        if task.is_diffusion:
-            canvas = self._own_canvas
-            return SimpleNamespace(
-                open_BS=canvas.open_BS.expand(rows, -1),
-                attention_BS=canvas.attention_BS.expand(rows, -1),
-                mask_id=canvas.mask_id,
-            )
-        # an autoregressive model has no mask: the open positions are those that it wrote
-        start = len(task.started())
+    def _continued(self, step: int) -> Any:
+        """An autoregressive model has no mask: the open positions are those that it wrote."""
+        start = len(self._task.started())
         open_1S = torch.arange(start + step)[None] >= start
         return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
 
@@ -219,12 +197,12 @@ class Recorder:
             step["last_row_main"] = main_sink(first("last_row")).astype(np.int32)
         step["visible"] = visible_K
         step["received"] = received_LHK
-        if {"main_by_state", "received_by_state"} & self._wanted:
-            step |= self._by_state(first, recording, row, moment.state_S)
         state_Q = moment.state_S[-1:]
         if self._needs_states:
             state_Q = recording.query_state[0][row].numpy()[self._pad :]
-        self._of_others(first, step, moment.state_S, state_Q)
+        for name in self._task.settings.statistics:
+            if name != "received" and name in self._axes:
+                self._of_one(name, first(name), step, moment.state_S, state_Q)
         self.queries[moment.index] = ran
         if self._by_rows:
             # each step of an autoregressive text has one new query, however many ran
@@ -249,58 +227,21 @@ class Recorder:
         # a column that is a position counts from the first token of the text
         return value - np.float32(self._pad) * (np.array(self._kinds[name].columns) == "position")
 
-    def _of_others(
-        self,
-        first: First,
-        step: Row,
-        state_S: np.ndarray,
-        state_Q: np.ndarray,
+    def _of_one(
+        self, name: str, values: np.ndarray, step: Row, state_S: np.ndarray, state_Q: np.ndarray
     ) -> None:
-        """Statistics beside the main one and those by state; means over the queries of each
+        """A statistic beside the main one; of those by query means over the queries of each
         state.
         """
-        for name, axes in self._axes.items():
-            if name in ("received", "received_by_state") or name not in self._wanted:
-                continue
-            if self._kinds[name].columns:
-                self._of_table(name, first(name), step, state_S)
-                continue
-            step[name] = first(name)
-            if "position" in axes:
-                # after a first forward over the whole prompt, a last row is the last query
-                rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
-                step[name] = _means(rows_Q, state_Q)
-
-    def _by_state(
-        self, first: First, recording: Recording, row: int, state_S: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        if self._by_rows:
-            last_LHK = first("last_row")
-            by_state_GLHK = np.zeros((len(STATES), *last_LHK.shape), np.float32)
-            by_state_GLHK[state_S[-1]] = last_LHK
+        axes = self._axes[name]
+        if self._kinds[name].columns:
+            self._of_table(name, values, step, state_S)
+        elif "position" in axes:
+            # after a first forward over the whole prompt, a last row is the last query
+            rows_Q = np.moveaxis(values, axes.index("position"), -1)[..., -len(state_Q) :]
+            step[name] = _means(rows_Q, state_Q)
         else:
-            by_state_GLHK = first("received_by_state")
-        found = {}
-        if "main_by_state" in self._wanted:
-            # rows sum to 1, so the sum over keys is the number of queries of that state that ran
-            queries_GLH = by_state_GLHK.sum(-1)
-            ran_GLH = queries_GLH > 0.5
-            weight_GLHK = by_state_GLHK / np.maximum(queries_GLH, 0.5)[..., None]
-            if self._so_far is not None and not self._by_rows:
-                # a causal query sees the keys up to its own
-                state_Q = recording.query_state[0][row].numpy()
-                own_GQ = state_Q == np.arange(len(STATES))[:, None]
-                seen_GS = own_GQ[:, ::-1].cumsum(1)[:, ::-1].astype(np.float32)
-                seen_GK = np.concatenate([np.repeat(seen_GS[:, :1], self._added, 1), seen_GS], 1)
-                weight_GLHK = mean_weight(by_state_GLHK, seen_GK[:, None, None])
-            main_GLH = main_sink(weight_GLHK)
-            found["main_by_state"] = np.where(ran_GLH, main_GLH, -1).astype(np.int32)
-            at_GLH1 = np.maximum(main_GLH, 0)[..., None]
-            share_GLH = np.take_along_axis(weight_GLHK, at_GLH1, -1)[..., 0]
-            found["share_by_state"] = np.where(ran_GLH, share_GLH, np.nan)
-        if "received_by_state" in self._wanted:
-            found["received_by_state"] = by_state_GLHK
-        return found
+            step[name] = values
 
     def _of_table(self, name: str, values: np.ndarray, step: Row, state_S: np.ndarray) -> None:
         """A row per layer and index on the axes between; for positions, also their state and

@@ -14,7 +14,7 @@ from sinklab.core.registry import interventions
 from sinklab.core.sinks import STATES
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded, special_roles, token_text
-from sinklab.lab.measures import MaskSinks, Random
+from sinklab.lab.measures import Random
 from sinklab.lab.records import Arrays, Contents
 from sinklab.lab.scoring import (
     Moment,
@@ -35,26 +35,6 @@ POSITIONS = 512
 """Canvas positions of texts that are written in one batch, at most."""
 SAMPLES, BYTES = 16, 1 << 26
 """Samples of a part, and bytes of received attention in it, at most."""
-
-
-def follow(
-    task: Task, meter: Meter, recorder: Recorder | None = None, *more_edits: Any
-) -> tuple[list[Moment], InterventionLog]:
-    """Write a text, step by step, under its edits; the steps that are to be recorded run under a
-    trace.
-    """
-    moments = []
-    watch = None
-    if recorder is not None:
-        watch = recorder.watching
-    with task.writing(*more_edits) as writer:
-        for step in writer.steps(watch):
-            moments.append(step.moment())
-            if recorder is not None and step.seen is not None:
-                recorder.add(step.seen, moments[-1])
-            meter.step()
-        meter.end()
-    return moments, writer.log
 
 
 # a text that was written under observation
@@ -106,29 +86,33 @@ def part_size(plan: "Plan") -> int:
     return count
 
 
-def follow_together(tasks: list[Task], selection: Selection, meter: Meter) -> list[Followed]:
-    """Write these samples in one batch, each with a recorder of its own."""
+def follow(tasks: list[Task], selection: Selection, meter: Meter) -> list[Followed]:
+    """Write these samples, several in one batch, each with a recorder of its own; the steps that
+    are to be recorded run under a trace.
+    """
     task = tasks[0]
-    requests = [WritingRequest(one.prompt.ids) for one in tasks]
-    texts = Writing(task.loaded, requests, task.settings, task.settings.new_tokens, ends=False)
+    under = task.writing()
+    if len(tasks) > 1:
+        requests = [WritingRequest(one.prompt.ids) for one in tasks]
+        texts = Writing(task.loaded, requests, task.settings, task.settings.new_tokens, ends=False)
+        under = texts.begin()
     followed: list[Followed] = []
     writer: Any
-    with texts.begin() as writer:
+    with under as writer:
         for one, pad in zip(tasks, writer.pad_B.tolist(), strict=True):
             followed.append((Recorder(one, selection, pad=pad), [], writer.log))
-        first = followed[0][0]
-        for step in writer.steps(partial(first.watching, canvas=writer.canvas)):
+        canvas = writer.canvas if task.is_diffusion else None
+        for step in writer.steps(partial(followed[0][0].watching, canvas=canvas)):
             for row, (recorder, moments, _) in enumerate(followed):
                 moments.append(step.moment(row))
                 if step.seen is not None:
                     recorder.add(step.seen, moments[-1], row)
                 meter.step()
+        meter.end()
     return followed
 
 
-def _generation(
-    task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog
-) -> Row:
+def _generation(task: Task, sample: int, moments: list[Moment], log: InterventionLog) -> Row:
     last = moments[-1]
     written = last.written
     prompt = task.prompt.text
@@ -154,7 +138,6 @@ def _generation(
         "prompt": prompt,
         "completion": completion,
         "rule": task.settings.rule if task.is_diffusion else "next_token",
-        "masked_sinks": k,
         "edits": " ".join(map(interventions.as_text, task.settings.edits)),
         "idle": " ".join(log.idle),
         "token_ids": written.tolist(),
@@ -222,11 +205,6 @@ def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan
                 f"maps are recorded of steps 0 to {last}, but {':'.join(map(str, late[0]))} names "
                 f"step {late[0][0]}"
             )
-        if settings.only_steps and max(settings.only_steps) > last:
-            raise ValueError(
-                f"only_steps are steps 0 to {last} of this run, but {max(settings.only_steps)} is "
-                "none"
-            )
         tasks.append(task)
     return Plan(selection, tasks)
 
@@ -242,51 +220,46 @@ def _check_hidden(task: Task, text: str) -> None:
     else:
         keys = len(task.started())
         when = "at the first step"
-    named = [("mask_sinks", k) for k in settings.mask_sinks]
     for edit in settings.edits:
-        if isinstance(edit, BlockKeys) and edit.keys.max_count is not None:
-            # as many other columns must be left to be the controls
-            shares = 2 if isinstance(edit.keys, Random) else 1
-            named.append((interventions.as_text(edit), shares * edit.keys.max_count))
-    for name, k in named:
-        if not 1 <= k < keys:
+        if not isinstance(edit, BlockKeys) or edit.keys.max_count is None:
+            continue
+        # as many other columns must be left to be the controls
+        shares = 2 if isinstance(edit.keys, Random) else 1
+        k = shares * edit.keys.max_count
+        if k >= keys:
             raise ValueError(
-                f"{name} blocks at least 1 and fewer than all keys, but is to block {k} of the "
-                f"{keys} keys of {text!r} {when}; choose smaller numbers, or none at all"
+                f"{interventions.as_text(edit)} blocks fewer than all keys, but is to block {k} of "
+                f"the {keys} keys of {text!r} {when}; choose smaller numbers"
             )
 
 
 def meter_of(plan: Plan, progress: Progress, samples: int) -> Meter:
-    """Counts the steps of so many samples, each written once more for every number of blocked
-    sinks.
-    """
-    settings = plan.tasks[0].settings
-    steps = settings.steps or max(task.most_steps for task in plan.tasks)
-    return Meter(progress, samples * (1 + len(settings.mask_sinks)), steps)
+    """Counts the steps of so many samples."""
+    steps = plan.tasks[0].settings.steps or max(task.most_steps for task in plan.tasks)
+    return Meter(progress, samples, steps)
 
 
 def make(work: Work, samples: Sequence[int]) -> dict[int, Contents]:
     """Write these samples, and note what was seen."""
-    plan, meter = work.plan, work.meter
-    tasks = [plan.tasks[sample] for sample in samples]
-    total, contents = len(plan.tasks), {}
-    together: list[Followed] = []
+    plan = work.plan
+    tasks, each = [plan.tasks[sample] for sample in samples], 1
     if in_one_batch(tasks):
-        meter.stage(f"writing samples {samples[0] + 1} to {samples[-1] + 1} of {total}")
-        together = follow_together(tasks, plan.selection, meter)
-    for place, (sample, task) in enumerate(zip(samples, tasks, strict=True)):
-        if together:
-            followed = together[place]
-        else:
-            meter.stage(f"writing sample {sample + 1} of {total} under observation")
-            recorder = Recorder(task, plan.selection)
-            followed = (recorder, *follow(task, meter, recorder))
-        contents[sample] = _contents(task, sample, followed, meter)
+        each = len(tasks)
+    contents = {}
+    for first in range(0, len(tasks), each):
+        some = samples[first : first + each]
+        named = f"sample {some[0] + 1}"
+        if each > 1:
+            named = f"samples {some[0] + 1} to {some[-1] + 1}"
+        work.meter.stage(f"writing {named} of {len(plan.tasks)}")
+        found = follow(tasks[first : first + each], plan.selection, work.meter)
+        for sample, followed in zip(some, found, strict=True):
+            contents[sample] = _contents(plan.tasks[sample], sample, followed)
     return contents
 
 
-def _contents(task: Task, sample: int, followed: Followed, meter: Meter) -> Contents:
-    """Tables and arrays of a sample that was written; sinks are blocked in further ones."""
+def _contents(task: Task, sample: int, followed: Followed) -> Contents:
+    """Tables and arrays of a sample that was written."""
     recorder, moments, log = followed
     tables, arrays = recorder.contents(sample)
     roles = special_roles(task.loaded)
@@ -308,17 +281,9 @@ def _contents(task: Task, sample: int, followed: Followed, meter: Meter) -> Cont
             found["clipped"] = clipped
         removals = removal_table(log)
         found["removals"] = {"sample": np.full(len(removals["forward"]), sample), **removals}
-    generations = [_generation(task, sample, moments, 0, log)]
-    selector = None
-    if not task.is_diffusion:
-        selector = "last_row"
-    for k in task.settings.mask_sinks:
-        meter.stage(f"writing sample {sample + 1} again with {k} sinks blocked")
-        edited, edited_log = follow(task, meter, None, MaskSinks(k=k, scores=selector))
-        generations.append(_generation(task, sample, edited, k, edited_log))
-    found["generations"] = generations
+    found["generations"] = [_generation(task, sample, moments, log)]
     if recorder.maps:
         # each map has axes of its own: their sizes differ
         axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
-        return Contents(found, {**arrays, "maps": Arrays(recorder.maps, axes)})
+        arrays = {**arrays, "maps": Arrays(recorder.maps, axes)}
     return Contents(found, arrays)

@@ -31,7 +31,6 @@ STATISTICS = (
     "received",
     "value_norm",
     "key_norm",
-    "main_by_state",
     "row_entropy",
     "row_logsumexp",
     "output_norm",
@@ -62,10 +61,10 @@ class StudySettings(DecodingSettings):
     seed: int | None = 0
     """Random seed; each sample has its own, derived from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
-    """Statistics to record: received (always), value_norm, key_norm, main_by_state, row_entropy,
-    row_logsumexp, output_norm, noop_bound, massive_activations (a table), received_by_state, or
-    all; and any other registered statistic. Statistics per query are averaged over the queries of
-    each state. By default all but received_by_state, which is three times as large as received.
+    """Statistics to record: received (always), value_norm, key_norm, row_entropy, row_logsumexp,
+    output_norm, noop_bound, massive_activations (a table), received_by_state, or all; and any other
+    registered statistic. Statistics per query are averaged over the queries of each state. By
+    default all but received_by_state, which is three times as large as received.
     """
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
@@ -73,8 +72,6 @@ class StudySettings(DecodingSettings):
     """Query heads to record; all when left out."""
     every: int = limited(1, at_least=1)
     """Record every n-th step, starting with the first."""
-    only_steps: tuple[int, ...] = limited((), at_least=0)
-    """Record only these steps; all when left out."""
     exact: bool = False
     """Measure the model's own forward, bit for bit; by default a fast decoder writes where there
     is one, and no edit, and is measured where it attends: numbers are equal within rounding.
@@ -94,10 +91,6 @@ class StudySettings(DecodingSettings):
     top of the KV cache. The record is the same, unless edits act otherwise on rows that are
     computed again.
     """
-    mask_sinks: tuple[int, ...] = ()
-    """Also decode each sample with this many most attended keys of the previous step blocked per
-    layer and head, and keep the text.
-    """
     twin: bool | None = limited(None, free=True)
     """Run two controls on all canvases too, the model with shuffled weights and with fresh ones;
     their numbers stand beside its own. With --resume, of a run that is there. When left out, the
@@ -116,11 +109,6 @@ class StudySettings(DecodingSettings):
                 # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
                 mine.append(known_statistics.as_text(known_statistics.parse(name)))
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
-        if self.only_steps and self.every > 1:
-            raise ValueError(
-                f"every={self.every} and only_steps both choose the steps to record; give one of "
-                "them"
-            )
         wrong = [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", str(text))]
         if wrong:
             raise ValueError(
@@ -136,17 +124,15 @@ class StudySettings(DecodingSettings):
 
     def check_controls(self) -> None:
         """Raises ValueError if no control could follow the recorded canvases."""
-        if self.values()["cache"] is not None and (self.every > 1 or self.only_steps):
+        if self.values()["cache"] is not None and self.every > 1:
             raise ValueError(
                 f"controls follow a cache step by step, but with cache={self.cache} only "
-                "some steps are recorded; leave out every and only_steps, or the cache, or the "
-                "twins"
+                "some steps are recorded; leave out every, or the cache, or the twins"
             )
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
-        chosen = step % self.every == 0 and (not self.only_steps or step in self.only_steps)
-        return chosen or any(step == key[0] for key in self.map_keys)
+        return step % self.every == 0 or any(step == key[0] for key in self.map_keys)
 
 
 @studies.register("trace")
@@ -156,13 +142,13 @@ class Trace(Study):
     Of every token at every denoising step, in a run folder: it holds run.json, Parquet tables and
     safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Each sample
     is saved when it is complete: an interrupted run can be read, and --resume continues it.
-    Autoregressive models are traced too, on top of their own KV cache. More is asked for:
-    two controls (--twin), and texts with sinks blocked (--mask-sinks).
+    Autoregressive models are traced too, on top of their own KV cache. Two controls are
+    asked for (--twin).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report \\
             runs/house
-        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --out runs/more
+        sinklab trace "The house stood at the end of a" --twin --out runs/more
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
         sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 \\
             --out runs/dual
@@ -238,9 +224,9 @@ class Trace(Study):
                 f"controls of every number, with shuffled and with fresh weights: {again} {path} "
                 "--resume --twin"
             )
-        if not runs[0].info.settings["mask_sinks"]:
-            masked = shlex.quote(f"{runs[0].path}-masked")
-            lines.append(f"what it writes with sinks blocked: {again} {masked} --mask-sinks 5")
+        if not runs[0].info.settings["edits"]:
+            masked, edit = shlex.quote(f"{runs[0].path}-masked"), "block_keys:keys=top:k=5"
+            lines.append(f"what it writes with sinks blocked: {again} {masked} --edits {edit}")
         curve = f"sinklab curve --model {name}"
         return [*lines, f"what blocking them costs: {curve}; head by head: {curve} --by head"]
 
