@@ -7,6 +7,7 @@ import pytest
 
 from commands import cli
 from refusals import refused
+from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
 from sinklab.lab.cli.command import conduct, folder_names
 from sinklab.lab.cli.reports import OneToken, Table1
 from sinklab.lab.records import RunWriter, open_run
@@ -106,6 +107,9 @@ def scored(right):
                 for number, flag in enumerate(flags)
             ]
             run.table("samples", pd.DataFrame(rows).astype({"right": float}))
+            if settings.mask_sinks:
+                dose = dict.fromkeys(DOSE_COLUMNS, 0.5) | {"task": task, "protocol": "paper"}
+                run.table("doses", [dose])
         return Path(out)
 
     return evaluate
@@ -129,7 +133,7 @@ def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
         "0.100 ± 0.030" in printed
     )
     assert "│ GSM8K │ LLaDA-8B     │ published │ 0.76 ± 0.01 " in printed
-    assert "undecided at 1 (−8.0)" in printed
+    assert "−8.0 (−13." in printed and "inconclusive" in printed
     assert "written: out/table1.md, out/table1.tex, out/table1.csv" in printed
     assert sorted(path.name for path in Path("out/plain").iterdir()) == [
         f"gsm8k-k{k}" for k in ("0", "1", "10", "5")
@@ -161,7 +165,6 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     printed = capsys.readouterr().out
     for words in ("1, paper", "1, held", "keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
-    assert "models against each other" in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")
     assert len(numbers) == 2 * 2 * 2
     assert (numbers["keys"] == 1).all()

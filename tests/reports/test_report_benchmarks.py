@@ -8,7 +8,6 @@ from contextlib import suppress
 import numpy as np
 import pandas as pd
 import pytest
-import scipy
 from test_report_training import made
 
 from refusals import refused
@@ -16,31 +15,21 @@ from shared_data import shared
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.printed import latex
 from sinklab.lab.studies.benchmarks.onetoken import (
-    LESS,
-    LOSS,
-    SHARE,
     TABLES,
     onetoken_numbers,
     onetoken_text,
-    read_runs,
+    read_scores,
     write_onetoken,
 )
 from sinklab.lab.studies.benchmarks.table1 import (
-    VERDICT,
-    cells_text,
-    contrasts,
+    equal_mass_text,
+    lost_text,
     read_cells,
     table1_numbers,
     table1_text,
     write_table1,
 )
-from sinklab.lab.studies.benchmarks.tables import (
-    TABLE1,
-    Benchmark,
-    found_in,
-    published_model,
-    signed,
-)
+from sinklab.lab.studies.benchmarks.tables import TABLE1, Benchmark, found_in
 
 
 def benchmark(
@@ -52,7 +41,7 @@ def benchmark(
     model=None,
     finished=True,
     choices=0,
-    tables=None,
+    dose=None,
     **settings,
 ):
     """A run of kind "benchmark": task -> which documents are right, of so many choices."""
@@ -80,27 +69,15 @@ def benchmark(
             ]
     found = {"scores": scores, "samples": samples}
     if k:
-        found["sinks"] = {"task": [*right], "removed": [0.125] * len(right)}
+        dose = DOSE | {"protocol": settings.get("protocol", "paper")} | (dose or {})
+        found["doses"] = [{"task": task, **dose} for task in right]
     writer = RunWriter(folder, kind="benchmark", model=about, settings=given, seed=0)
     with suppress(KeyboardInterrupt), writer as run:
         if not finished:
             raise KeyboardInterrupt
-        for name, rows in (found | (tables or {})).items():
+        for name, rows in found.items():
             run.table(name, rows)
     return open_run(folder)
-
-
-def dosed(folder, right, k=0, control="sinks", *, gu=0.5, dose=None, **how):
-    """A run of the task piqa with two choices: `how` may hold a protocol, a name of the model and
-    its family.
-    """
-    name = how.pop("name", "tiny")
-    about = {"name": name, "weights_sha256": name, "family": how.pop("family", "diffusion")}
-    tables = {"sinks": [{"task": "piqa", "share": 0.25, "gu_rate": gu, "removed": math.nan}]}
-    if dose:
-        tables["doses"] = [{"task": "piqa", **dose}]
-    given = {"k": k, "control": control, "model": about, "choices": 2, "tables": tables}
-    return benchmark(folder, {"piqa": right}, **given, **how)
 
 
 DOSE = {"keys": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
@@ -110,112 +87,58 @@ def numbers_of(*folders):
     return table1_numbers(*read_cells(found_in(folders).benchmarks))
 
 
-def contrasts_of(root):
-    return contrasts(*read_cells(found_in([root]).benchmarks)).to_dict("records")
+def against_equal_mass(root):
+    cells = read_cells(found_in([root]).benchmarks)
+    return equal_mass_text(*cells).to_dict("records")
 
 
-def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(
-    tmp_path,
-):
-    dosed(tmp_path / "0", flags(100, 90))
-    dosed(tmp_path / "2", flags(100, 90, lost=60), 2, dose=DOSE | {"matched": math.nan})
-    dosed(
-        tmp_path / "2r",
-        flags(100, 90),
-        2,
-        protocol="rule",
-        dose=dict.fromkeys(DOSE, 0.0) | {"sinks": math.nan},
-    )
+def piqa(folder, right=90, lost=0, *how, **dose):
+    """A run of a task with two choices, and its dose."""
+    given = {"choices": 2, "dose": {"protocol": "clean"} | dose}
+    return benchmark(folder, {"piqa": flags(100, right, lost)}, **given, **dict(how))
+
+
+def test_each_masked_score_has_its_dose_and_protocols_are_columns(tmp_path):
+    piqa(tmp_path / "0")
+    piqa(tmp_path / "2", 90, 60, ("k", 2), matched=math.nan)
+    none = dict.fromkeys(DOSE, 0.0) | {"sinks": math.nan, "protocol": "rule"}
+    piqa(tmp_path / "2r", 90, 0, ("k", 2), ("protocol", "rule"), **none)
     numbers = numbers_of(tmp_path)
     text = table1_text(numbers)
-    assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean", VERDICT]
-    row = text.iloc[0]
+    assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean"]
     # likelihoods know the clean pass alone, whatever was asked for
-    assert row["2, clean"] == "0.300 ± 0.046"
-    cells = cells_text(numbers).set_index("masked").loc[:, "keys a head":]
+    assert text["2, clean"][0] == "0.300 ± 0.046"
+    cells = lost_text(numbers).set_index("masked")
     shares = [f"{share}\u00a0%" for share in ("25.0", "30.0", "20.0")]
-    assert cells.loc["2, clean"].tolist() == ["2.00", *shares, "–"]
+    assert cells.loc["2, clean", "keys a head":].tolist() == ["2.00", *shares, "–"]
     # a dose of zero is a result
-    assert cells.loc["2, rule"].tolist() == ["0.00", "–", *["0.0\u00a0%"] * 3]
-    assert row[VERDICT] == "at 2, clean"
-    assert contrasts_of(tmp_path) == []
+    assert cells.loc["2, rule", "keys a head":].tolist() == ["0.00", "–", *["0.0\u00a0%"] * 3]
+    assert cells["verdict"].to_dict() == {"2, clean": "drops", "2, rule": "holds"}
+    assert against_equal_mass(tmp_path) == []
 
 
-def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(
-    tmp_path,
+@pytest.mark.parametrize(
+    "heads, verdict",
+    [(0.5, "cost more"), (0.49, "inconclusive, 49.0\u00a0% of heads have such others")],
+)
+def test_keys_are_held_against_others_of_equal_mass_if_enough_heads_have_such(
+    heads, verdict, tmp_path
 ):
-    dosed(tmp_path / "0", flags(100, 90))
-    dosed(tmp_path / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE)
-    dosed(tmp_path / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
-    (row,) = contrasts_of(tmp_path)
-    assert row["points of"] == "tiny, most attended keys in heads with a control of equal mass"
-    assert row["less"] == "tiny, other keys of equal mass"
-    # 30 of 100 more are lost, with Student's interval or a wider one
-    assert row["masked"] == "2, clean" and row["cost"].startswith("+30.0 (+20.")
-    assert row["verdict"] == "more"
-    few = tmp_path / "few"
-    dosed(few / "0", flags(100, 90))
-    dosed(few / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE | {"matched": 0.49})
-    dosed(few / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
-    (row,) = contrasts_of(few)
-    assert row["verdict"] == "inconclusive, 49.0\u00a0% of heads have such others"
+    piqa(tmp_path / "0")
+    piqa(tmp_path / "m", 90, 40, ("k", 2), ("control", "matched"), matched=heads)
+    piqa(tmp_path / "e", 90, 10, ("k", 2), ("control", "equal_mass"))
+    (row,) = against_equal_mass(tmp_path)
+    assert (row["task"], row["model"], row["masked"]) == ("piqa", "tiny", "2, clean")
+    # 30 of 100 more are lost: Agresti and Min
+    assert row["points"].startswith("−30.0 (−38.") and row["verdict"] == verdict
 
 
-def pair(root, lost, right=90, **how):
-    """What is said of a diffusion and an autoregressive model; `how`: their Gu rates and what was
-    removed.
-    """
-    rates, removed = how.get("gu", (0.5, 0.5)), how.get("removed", (0.2, 0.2))
-    sides = zip(("a", "b"), ("diffusion", "autoregressive"), lost, rates, removed, strict=True)
-    for name, family, gone, rate, mass in sides:
-        about = {"name": name, "family": family, "gu": rate}
-        dosed(root / name / "0", flags(100, right), **about)
-        dosed(root / name / "5", flags(100, right, gone), 5, **about, dose=DOSE | {"removed": mass})
-    return contrasts_of(root)
-
-
-@pytest.mark.slow
-def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(
-    tmp_path,
-):
-    keys, mass = pair(tmp_path / "0", (10, 60))
-    assert [keys[name] for name in ("points of", "less", "masked", "verdict")] == [
-        "a, most attended keys",
-        "b, most attended keys",
-        "5, clean",
-        "less",
-    ]
-    assert keys["cost"].startswith("−50.0 (−6")
-    # both lost that at the same dose, whose questions are not paired: Welch's interval
-    assert [mass[name] for name in ("points of", "less", "masked", "verdict")] == [
-        "a",
-        "b",
-        "20.0\u00a0% of the attention, clean",
-        "less",
-    ]
-    low, high = scipy.stats.ttest_ind(
-        [1] * 10 + [0] * 90, [1] * 60 + [0] * 40, equal_var=False
-    ).confidence_interval()
-    assert mass["cost"] == f"−50.0 ({signed(low)} … {signed(high)})"
-    assert pair(tmp_path / "1", (10, 10))[0]["verdict"] == "inconclusive"
-
-    def verdicts(number, lost, **how):
-        return {row["verdict"] for row in pair(tmp_path / str(number), lost, **how)}
-
-    assert verdicts(2, (10, 60), gu=(0.5, 0.01)) == {
-        "b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of its "
-        "heads (Gu rate), and the key that receives most holds 25.0 % on average"
-    }
-    assert verdicts(3, (10, 60), gu=(None, 0.5)) == {
-        "the attention of a was not watched with nothing blocked"
-    }
+def test_a_task_at_chance_has_nothing_to_lose(tmp_path):
     # chance is one in two, and two standard errors of 100 questions are 10 points
-    assert verdicts(4, (10, 55), right=59) == {
-        "inconclusive, a gets 0.590 with nothing blocked, at most 0.598"
-    }
-    assert verdicts(5, (10, 55), right=61) == {"less"}
-    apart = pair(tmp_path / "6", (10, 60), removed=(0.2, 0.1))[1]
-    assert (apart["masked"], apart["cost"]) == ("– of the attention, clean", "–")
+    for right, word in ((59, "floor"), (61, "drops")):
+        piqa(tmp_path / word / "0", right)
+        piqa(tmp_path / word / "5", right, 55, ("k", 5))
+        assert numbers_of(tmp_path / word)["verdict"].tolist()[1] == word
 
 
 def flags(count, right, lost=0, gained=0):
@@ -248,12 +171,12 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(table1_folder):
     # the filter that finds numbers anywhere, and the binomial error in place of lm-eval's
     assert set(mine["filter"]) == {"flexible-extract"}
     assert mine["stderr"]["sinks", 10] == pytest.approx(math.sqrt(0.125 * 0.875 / 400))
-    assert mine["drop"].to_dict() == pytest.approx(
+    assert mine["mean"].to_dict() == pytest.approx(
         {
             ("sinks", 0): math.nan,
-            ("sinks", 1): 0.005,
-            ("sinks", 5): 0.05,
-            ("sinks", 10): 0.375,
+            ("sinks", 1): -0.005,
+            ("sinks", 5): -0.05,
+            ("sinks", 10): -0.375,
             ("random", 10): 0.0,
         },
         nan_ok=True,
@@ -261,13 +184,11 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(table1_folder):
     # 25 lost and 5 won of 400: Agresti and Min by hand
     p, q, n = 25.5, 5.5, 402
     reach = 1.959964 * math.sqrt(p + q - (p - q) ** 2 / n) / n
-    ends = (mine["drop_low"]["sinks", 5], mine["drop_high"]["sinks", 5])
-    assert ends == pytest.approx(((p - q) / n - reach, (p - q) / n + reach))
-    assert mine["relative"]["sinks", 5] == pytest.approx(0.1)
-    assert mine["verdict"].to_dict() == {
-        ("sinks", 0): "–",
+    ends = (mine["low"]["sinks", 5], mine["high"]["sinks", 5])
+    assert ends == pytest.approx(((q - p) / n - reach, (q - p) / n + reach))
+    assert mine["verdict"].dropna().to_dict() == {
         ("sinks", 1): "holds",
-        ("sinks", 5): "undecided",
+        ("sinks", 5): "inconclusive",
         ("sinks", 10): "drops",
         ("random", 10): "holds",
     }
@@ -277,31 +198,12 @@ def test_table_1_pairs_by_question_and_says_what_is_sure(table1_folder):
 def test_table_1_stands_beside_the_paper(table1_folder):
     text = table1_text(numbers_of(table1_folder))
     rows = text.set_index(["source", "model"])
-    assert rows.loc[("measured", "tiny"), "10"] == "0.125 ± 0.017"
-    assert rows.loc[("measured", "tiny"), VERDICT] == "at 10; undecided at 5 (−5.0)"
-    assert rows.loc[("measured", "tiny, random keys"), "10"] == "0.500 ± 0.025"
-    assert rows.loc[("measured", "tiny, random keys"), "1"] == "–"
-    assert rows.loc[("published", "LLaDA-8B"), "10"] == "0.55 ± 0.01"
-    assert rows.loc[("published", "LLaDA-8B"), VERDICT] == "at 10; undecided at 5 (−3.0)"
-    assert rows.loc[("published", "Llama-3.1-8B"), VERDICT] == "at 1, 5, 10"
+    assert rows.loc[("measured", "tiny"), "10, paper"] == "0.125 ± 0.017"
+    assert rows.loc[("measured", "tiny, random keys"), "10, paper"] == "0.500 ± 0.025"
+    assert rows.loc[("measured", "tiny, random keys"), "1, paper"] == "–"
+    assert rows.loc[("published", "LLaDA-8B"), "10, paper"] == "0.55 ± 0.01"
     assert list(text["source"]) == ["measured"] * 2 + ["published"] * 4
     assert set(text["task"]) == {"GSM8K"}
-
-
-def test_a_published_model_that_was_measured_comes_first(tmp_path):
-    run = benchmark(tmp_path / "a", {"gsm8k": [1, 0]}, model={"name": "/models/LLaDA-8B-Instruct"})
-    text = table1_text(table1_numbers(*read_cells([Benchmark(run)])))
-    assert list(text["model"])[:2] == ["LLaDA-8B-Instruct", "LLaDA-8B"]
-    named = {
-        "GSAI-ML/LLaDA-8B-Instruct": "LLaDA-8B",
-        "GSAI-ML/LLaDA-1.5": None,
-        "Gen-Verse/MMaDA-8B-MixCoT": "MMaDA-8B",
-        "Dream-org/Dream-v0-Instruct-7B": "Dream-7B",
-        "Dream-Coder-v0-Instruct-7B": None,
-        "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
-        "tiny": None,
-    }
-    assert {name: published_model(name) for name in named} == named
 
 
 def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path):
@@ -312,7 +214,7 @@ def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path):
     ]
     numbers = table1_numbers(*read_cells(map(Benchmark, runs)))
     mine = numbers[numbers["source"] == "measured"]
-    assert mine["drop"].isna().all()
+    assert mine["mean"].isna().all()
     assert mine["model"].nunique() == 3
     refused(
         "d both hold gsm8k of tiny",
@@ -330,7 +232,7 @@ def test_table_1_is_written_in_every_form(table1_folder, tmp_path):
     assert all(path.stat().st_size > 500 for path in printed.paths)
     text = printed.paths[0].read_text()
     assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
-    assert "| GSM8K | tiny | 10 | −37.5 (−42.1 … −32.6) | −75.0\u00a0% | 400 | drops |" in text
+    assert "| GSM8K | tiny | 10, paper | −37.5 (−42.1 … −32.6) | 400 | drops |" in text
     assert "0.01 ± 0.03" in text
     assert "presumably a misprint" in text
     assert f"not finished, so left out: {tmp_path / 'half'}" in text
@@ -338,12 +240,6 @@ def test_table_1_is_written_in_every_form(table1_folder, tmp_path):
     assert r"GSM8K & tiny & measured & 0.500 $\pm$ 0.025" in tex
     numbers = pd.read_csv(printed.paths[2])
     assert len(numbers) == 5 + 16
-
-
-def test_where_nothing_is_right_nothing_can_be_lost(tmp_path):
-    for k in (0, 5):
-        benchmark(tmp_path / str(k), {"humaneval": [0] * 100}, k=k)
-    assert write_table1([tmp_path], tmp_path / "out").text[VERDICT][0] == "not 5 points right"
 
 
 def test_latex_escapes():
@@ -400,17 +296,18 @@ def trained(root, name, *, start="runs/causal/model", added=0, **settings):
 
 @pytest.fixture(scope="module")
 def onetoken_folder(tmp_path_factory):
-    """A plain model and one with a sink, two seeds; scores of the first seed's."""
+    """A plain model, one with a sink in two seeds, and their scores."""
     root = tmp_path_factory.mktemp("onetoken")
+    trained(root, "plain-0", seed=0)
     for seed in (0, 1):
-        trained(root, f"plain-{seed}", seed=seed, loss=4.0 + seed)
-        trained(root, f"sink-{seed}", seed=seed, added=1, loss=3.9 + seed)
-    trained(root, "other", start=None, loss=5.0)
+        trained(root, f"sink-{seed}", seed=seed, added=1)
     plain = {"name": str(root / "plain-0" / "model")}
     sink = SINK | {"name": str(root / "sink-0" / "model")}
     for name, model, right in (("plain", plain, 5), ("sink", sink, 8)):
         scored = dict.fromkeys(("arc_easy", "lambada_openai"), flags(10, right))
         benchmark(root / "eval" / name, scored, model=model)
+    other = SINK | {"name": str(root / "sink-1" / "model")}
+    benchmark(root / "eval" / "other", {"arc_easy": flags(10, 6)}, model=other)
     # a first try of fewer questions does not count, nor are masked runs cells of these tables
     benchmark(root / "eval" / "few", {"arc_easy": [1, 1]}, model=plain, limit=2)
     masked = {"name": sink["name"]}
@@ -420,7 +317,7 @@ def onetoken_folder(tmp_path_factory):
 
 def onetoken(*folders):
     found = found_in(folders)
-    return onetoken_numbers(*read_runs(found.benchmarks, found.trainings))
+    return onetoken_numbers(read_scores(found.benchmarks, found.trainings))
 
 
 def measured(numbers, table):
@@ -432,31 +329,23 @@ def test_each_cell_stands_beside_the_published_one(onetoken_folder):
     numbers = onetoken(onetoken_folder)
     mine = measured(numbers, 1)
     assert mine["value"]["DLM", "ARC-e"] == 50
-    assert mine["value"]["DLM + extra token", "ARC-e"] == 80
-    assert mine["stderr"]["DLM + extra token", "ARC-e"] == pytest.approx(100 * math.sqrt(0.16 / 10))
+    assert mine["stderr"]["DLM", "ARC-e"] == pytest.approx(100 * math.sqrt(0.25 / 10))
     assert mine["task"]["DLM", "LAMBADA"] == "lambada_openai"
     assert math.isnan(mine["value"]["DLM + extra token", "PIQA"])
-    # two seeds: the mean, and the difference paired by seed
-    assert mine["value"]["DLM", LOSS] == pytest.approx(4.5)
-    cell = mine.loc[("DLM + extra token", LESS)]
-    assert (cell["value"], cell["runs"]) == (pytest.approx(-0.1), 2)
-    assert [cell["low"], cell["high"]] == pytest.approx([-0.1, -0.1]) and math.isnan(cell["stderr"])
-    assert mine["low"]["DLM", LOSS] < 4.5 < mine["high"]["DLM", LOSS]
-    assert mine["value"]["DLM + extra token", SHARE] == pytest.approx(30)
-    assert math.isnan(mine["value"]["DLM + GA", LOSS])
-    table4 = measured(numbers, 4)
-    assert table4["value"]["1", "ARC-e"] == 80
-    # Table 2 has the model from scratch, Tables 3 and 5 need two of their variants
-    assert set(numbers.loc[numbers["source"] == "measured", "table"]) == {1, 2, 4}
-    assert set(measured(numbers, 2)["block"]) == {"from scratch, 1.92k tokens"}
+    # two seeds
+    cell = mine.loc[("DLM + extra token", "ARC-e")]
+    assert (cell["value"], cell["low"], cell["high"], cell["runs"]) == (70, 60, 80, 2)
+    assert measured(numbers, 4)["value"]["1", "ARC-e"] == 70
+    # Tables 3 and 5 need two of their variants
+    assert set(numbers.loc[numbers["source"] == "measured", "table"]) == {1, 4}
     text = onetoken_text(numbers, 1)
     assert text.loc[text["row"] == "DLM + extra token", "ARC-e"].tolist() == [
         "55.47",
         "68.18",
-        "80.00 ± 12.65",
+        "70.00 (60.00 to 80.00)",
     ]
-    assert text[LESS].tolist()[-3:] == ["–", "−0.1000 (−0.1000 to −0.1000)", "–"]
-    assert text["runs"].tolist()[-3:] == ["2", "2", "0"]
+    assert text["LAMBADA"].tolist()[-3:] == ["50.00 ± 15.81", "80.00 ± 12.65", "–"]
+    assert text["models"].iloc[-1].endswith("parameters, 1,920 tokens (measured)")
 
 
 def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder, tmp_path):
@@ -466,8 +355,6 @@ def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder, 
     benchmark(tmp_path / "eval", {"gsm8k_two_stage": [1, 1, 0, 0]}, model=model)
     mine = measured(onetoken(onetoken_folder, tmp_path), 1)
     assert mine["value"]["DLM + extra token", "GSM8K"] == 50
-    # its loss on questions is no held-out loss of text
-    assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
 
 
 def test_a_metric_can_be_asked_for(onetoken_folder, tmp_path):
@@ -479,10 +366,9 @@ def test_a_metric_can_be_asked_for(onetoken_folder, tmp_path):
         "onetoken-2.md",
     ]
     mine = measured(pd.read_csv(tables[0].paths[2]), 1).loc["DLM + extra token"]
-    assert mine["value"]["ARC-e"] == pytest.approx(20)
+    assert mine["value"]["ARC-e"] == pytest.approx(30)
     assert mine["metric"]["LAMBADA"] == "acc"
     text = tables[2].paths[0].read_text()
     assert "| Qwen2.5-0.5B, 30B tokens (published) | End | 56.14 |" in text
     assert "models: `sinklab train laptop-from-causal --variant …`" in text
     assert "PIQA as published: `sinklab eval --tasks piqa --estimator chain_rule" in text
-    assert LOSS not in tables[2].text

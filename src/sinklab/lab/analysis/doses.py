@@ -14,24 +14,6 @@ MATCHED = 0.5
 """With fewer heads that have a control of equal mass, the comparison hardly describes the model."""
 
 
-def no_phenomenon(model: str, rate: float, share: float) -> str:
-    """Reason that a model has no heavy sinks to remove, or that it is not known; empty if it has
-    them.
-
-    rate: share of heads and steps in which one sink holds more than 30 % of the attention, with
-    nothing blocked. share: share of the strongest key there, on average.
-    """
-    if math.isnan(rate):
-        return f"the attention of {model} was not watched with nothing blocked"
-    if rate >= PHENOMENON:
-        return ""
-    return (
-        f"{model} hardly has such sinks: one holds more than 30 % of the attention in "
-        f"{100 * rate:.1f} % of its heads "
-        f"(Gu rate), and the key that receives most holds {100 * share:.1f} % on average"
-    )
-
-
 @dataclass(frozen=True)
 class Doses:
     """Costs of rising doses of one edit for a model."""

@@ -224,11 +224,10 @@ class Table1(Command):
     interrupted one goes on, so the command can be stopped and repeated. As in the paper: blocks of
     32, 256 new tokens for GSM8K and 512 for HumanEval, one token a step, temperature 0, closed
     loop; --protocols sets other ways to mask beside it. Printed and written to OUT: accuracy ±
-    binomial standard error with the dose of the blocking (keys, how many of them are sinks by the
-    rule, their attention), the published numbers, and which numbers of blocked keys cost more than
-    5 points; below, other keys of equal mass (--controls equal_mass), and which of a diffusion and
-    an autoregressive model loses more, if both have sinks and a score to lose. HumanEval runs code
-    that models write: it takes --run-code.
+    binomial standard error beside the published numbers; below, what each cell lost, with its dose
+    (keys, how many of them are sinks by the rule, their attention), and whether that is more than 5
+    points; and other keys of equal mass (--controls equal_mass). HumanEval runs code that models
+    write: it takes --run-code.
 
     Try
         sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 \\
@@ -277,8 +276,7 @@ class OneToken(Command):
     From your run folders, each cell beside the published one. Takes folders of `sinklab train` and
     of `sinklab eval`, or folders above them. A benchmark run is matched with the training run of
     the model it scored; runs that differ in their seed alone are averaged. A cell that is missing
-    is –, and the commands that fill a column stand below. Held-out losses and the share of
-    attention on the sinks come from the training runs.
+    is –, and the commands that fill a column stand below.
 
     Try
         sinklab onetoken runs/ --out runs/onetoken

@@ -5,7 +5,6 @@ numbers that the two papers print.
 import json
 import math
 import numbers
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,22 +20,23 @@ from sinklab.lab.records import Run, open_run
 from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
-from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER, TWO_STAGE
-
-Told = Mapping[tuple[str, int, int, int], Row]
-"""(task, document, number of the request, repeat) -> the model's answer."""
+from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER
 
 
-def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row]]:
+def rows_of(results: Mapping[str, Any], told: Mapping[Any, Row]) -> tuple[list[Row], list[Row]]:
     """Rows of the tables ``scores`` and ``samples`` from lm-eval's results, samples included.
 
-    Scores: a row per task (or group), metric and filter; no_answer is NaN if no pattern is looked
-    for. Of a task that runs programs it says how many were kept, and not run.
+    Scores: a row per task (or group), metric and filter; no_answer is NaN of likelihoods. Of a task
+    that runs programs it says how many were kept, and not run.
+
+    Args:
+        results: of lm-eval.
+        told: (task, document, number of the request) -> the model's answer.
     """
     samples = [
-        row
+        _sample(task, row, results["higher_is_better"].get(task, {}), told)
         for task, rows in results["samples"].items()
-        for row in _samples(task, rows, results, told)
+        for row in rows
     ]
     scores = []
     for task, metrics in results["results"].items():
@@ -47,8 +47,7 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            of_task = [row for row in samples if row["task"] == task]
-            named = [row["no_answer"] for row in of_task if row["filter"] == filtered]
+            of_task = [row for row in samples if (row["task"], row["filter"]) == (task, filtered)]
             row = {
                 "task": task,
                 "metric": metric,
@@ -57,10 +56,10 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[Row], list[Row
                 "stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")),
                 "samples": int(effective),
                 "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
+                "no_answer": float(pd.Series([row["no_answer"] for row in of_task]).mean()),
             }
             if task in RUNS_CODE:
                 row["kept"] = sum(math.isnan(row["right"]) for row in of_task)
-            row["no_answer"] = float(pd.Series(named, dtype=float).mean())
             scores.append(row)
     return scores, samples
 
@@ -72,74 +71,39 @@ def _number(value: Any) -> float:
     return math.nan
 
 
-def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told) -> list[Row]:
-    config = results["configs"].get(task, {})
-    filters = {part["name"]: part["filter"] for part in config.get("filter_list") or ()}
-    patterns = {
-        name
-        for name, steps in filters.items()
-        if task == TWO_STAGE or any("regex" in str(step.get("function")) for step in steps)
+def _sample(task: str, row: Row, higher_is_better: Row, told: Mapping[Any, Row]) -> Row:
+    document = int(row["doc_id"])
+    answers = [told.get((task, document, place), {}) for place in range(len(row["arguments"]))]
+    # less is better of some metrics, such as LAMBADA's perplexity
+    values = [_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True)]
+    about = {
+        "task": task,
+        "filter": row["filter"],
+        "doc_id": document,
+        "prompt": str(row["arguments"][0][0]),
+        "response": "",
+        "answer": "",
+        "target": _text(row["target"]),
+        "right": next((number for number in values if not math.isnan(number)), math.nan),
+        "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
+        "no_answer": math.nan,
+        "logprobs": [float(answer["logprob"]) for answer in answers if "logprob" in answer],
+        "stderrs": [float(answer["stderr"]) for answer in answers if "stderr" in answer],
     }
-    found = []
-    for row in rows:
-        document = int(row["doc_id"])
-        answers = [
-            told.get((task, document, number, 0), {}) for number in range(len(row["arguments"]))
-        ]
-        logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
-        about = {
-            "task": task,
-            "filter": row["filter"],
-            "doc_id": document,
-            "prompt": str(row["arguments"][0][0]),
-            "response": "",
-            "answer": _answer(row, config.get("output_type"), logprobs),
-            "target": _text(row["target"]),
-            "right": _right(row, results["higher_is_better"].get(task, {})),
-            "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
-            "no_answer": None,
-            "logprobs": logprobs,
-            "stderrs": [float(answer["stderr"]) for answer in answers if "stderr" in answer],
-        }
-        if not logprobs:
-            about["response"] = _text(row["resps"][0][0])
-        if row["filter"] in patterns:
-            about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER
-        for name in ("tokens", "steps", "cut"):
-            about[name] = sum(answer.get(name, 0) for answer in answers)
-        about["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
-        found.append(about)
-    return found
+    if not about["logprobs"]:
+        about["response"] = _text(row["resps"][0][0])
+        about["answer"] = _text(row["filtered_resps"][0])
+        about["no_answer"] = float(about["answer"] == NO_ANSWER)
+    for name in ("tokens", "steps", "cut"):
+        about[name] = sum(answer.get(name, 0) for answer in answers)
+    about["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
+    return about
 
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _answer(row: Row, kind: str | None, logprobs: list[float]) -> str:
-    """The text left by the filter; the likeliest one of several continuations."""
-    if not logprobs:
-        return _text(row["filtered_resps"][0])
-    if kind != "multiple_choice":
-        return ""
-    best = logprobs.index(max(logprobs))
-    pair = row["arguments"][best]
-    # some tasks put the choices into the context
-    context_only = len({arguments[1] for arguments in row["arguments"]}) == 1
-    return str(pair[not context_only]).strip()
-
-
-def _right(row: Row, higher_is_better: Row) -> float:
-    """The first of the metrics that is a number: 1 if the answer is right, for metrics of right and
-    wrong.
-
-    Metrics of which less is better, such as LAMBADA's perplexity, are left out; NaN if there is no
-    other.
-    """
-    known = (_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True))
-    return next((number for number in known if not math.isnan(number)), math.nan)
 
 
 @of_each
@@ -220,9 +184,16 @@ def signed(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def titled(task: str) -> str:
-    """The paper's name of a task; its own name if the paper has none."""
-    return TITLES.get(task, task)
+def as_printed(
+    cells: pd.DataFrame, rows: list[str], columns: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """A paper's table: a line per row of these names, and in each column the text of its cell; – is
+    missing.
+    """
+    wide = cells.set_index([*rows, "column"])["text"].unstack(fill_value="–", sort=False)
+    if columns is not None:
+        wide = wide[[*columns]]
+    return wide.reset_index().rename_axis(columns=None)
 
 
 _PRINTED = toml_of(__package__, "published.toml")
@@ -237,16 +208,6 @@ TABLE1_NOTES = _PRINTED["masked_sinks"]["notes"]
 TITLES = _PRINTED["masked_sinks"]["titles"]
 FORMS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
 """Tasks of lm-eval that ask a benchmark of the paper in another form."""
-
-
-def published_model(name: str) -> str | None:
-    """The model of the analysis paper's Table 1 that a name on the Hub or a folder stands for, or
-    None.
-    """
-    names = _PRINTED["masked_sinks"]["names"]
-    return next(
-        (model for pattern, model in names.items() if re.search(pattern, name.lower())), None
-    )
 
 
 ONE_TOKEN = _PRINTED["one_token"]
@@ -340,6 +301,11 @@ class Found:
     trainings: list[Run] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
     """Runs that are running, or were interrupted."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """Notes that say which these are."""
+        return [f"not finished, so left out: {path}" for path in self.unfinished]
 
 
 def found_in(folders: Iterable[str | Path]) -> Found:
