@@ -168,9 +168,7 @@ def benchmarks(
     """
     found: dict[str, Any] = {}
     for task, documents in DOCUMENTS.items():
-        plan = Plan(
-            ks=BLOCKED[task], protocols=("clean",), controls=("sinks", "random"), chat=False
-        )
+        plan = Plan(ks=BLOCKED[task], protocols=("clean",), controls=("sinks", "random"))
         settings = EvalSettings(
             tasks=(task,),
             data=str(data),

@@ -42,14 +42,13 @@ def traced(out, shard):
 
 def evaluated(out, shard):
     from sinklab.lab.studies.benchmarks import harness_model
-    from sinklab.lab.studies.benchmarks.run import evaluate
-    from sinklab.lab.studies.benchmarks.study import EvalSettings
+    from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 
     harness_model.PART = 2
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
     )
-    evaluate(settings, tiny_loaded(1), out, task_objects=toy_tasks(), shard=shard)
+    Evaluation(toy_tasks())(tiny_loaded(1), out, settings, shard=shard)
 
 
 JOBS = {"sleeping": sleeping, "trace": traced, "eval": evaluated}

@@ -131,34 +131,24 @@ def curve(place, resume):
 
 
 def evaluated(place, resume):
-    from sinklab.lab.studies.benchmarks.run import evaluate
-    from sinklab.lab.studies.benchmarks.study import EvalSettings
+    from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
     )
-    tasks = toy_tasks()
-    evaluate(settings, tiny_loaded(1), place, task_objects=tasks, resume=resume)
+    Evaluation(toy_tasks())(tiny_loaded(1), place, settings, resume=resume)
 
 
 def table1(place, resume):
     from sinklab.lab.studies.benchmarks import run
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
-    evaluate, read = run.evaluate, run.read_tasks
-
-    def toy(settings, model, out, **how):
-        return evaluate(settings, model, out, task_objects=toy_tasks()[:1], **how)
+    read = run.read_tasks
 
     settings = EvalSettings(
         tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3
     )
-    with (
-        patch.object(run, "evaluate", toy),
-        patch.object(
-            run, "read_tasks", lambda settings, given=None: given and read(settings, given)
-        ),
-    ):
+    with patch.object(run, "read_tasks", lambda settings, given: read(settings, toy_tasks()[:1])):
         run.table1(
             {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))
         )

@@ -1,6 +1,5 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -50,11 +49,9 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     assert cli(asked.replace("window_attention", "window_atention")) == 2
     assert "did you mean 'window_attention'" in capsys.readouterr().err
     assert cli(asked) == 0
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert lines[0] == "run folder: out" and lines[-1].startswith("at this rate the whole takes ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run folder: out"
     assert lines[1].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
-    assert "gsm8k: 2 answers" in printed.err
     run = open_run("out")
     kept = [run.info.settings[name] for name in ("tasks", "mask_sinks", "edits")]
     assert kept == [["gsm8k"], 1, ["window_attention:radius=8"]]
@@ -62,7 +59,6 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     assert cli(asked) == 2
     assert "out is taken; choose another" in capsys.readouterr().err
     assert cli(f"{asked} --resume") == 0
-    assert "gsm8k: 2 answers" not in capsys.readouterr().err
 
 
 SUMS = """
@@ -87,15 +83,6 @@ def own_tasks(tmp_path):
     text = SUMS.format(rows=folder / "rows.jsonl", cache=tmp_path / "data_sets")
     (folder / "plain.yaml").write_text(text)
     return str(folder)
-
-
-def test_a_limit_ends_with_what_the_whole_takes(model, capsys):
-    common = f"--model {model} --data data --num-fewshot 0 --new-tokens 4 --tasks gsm8k"
-    assert cli(f"eval --limit 1 {common}") == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(r"at this rate the whole takes [\d.]+ s", last)
-    assert cli(f"eval {common} --out whole") == 0
-    assert "at this rate" not in capsys.readouterr().out
 
 
 # nothing is imported or registered so far, as in a new interpreter

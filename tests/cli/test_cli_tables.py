@@ -12,7 +12,7 @@ from sinklab.lab.cli.command import conduct, folder_names
 from sinklab.lab.cli.reports import OneToken, Table1
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.studies import kept_record
-from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
@@ -83,7 +83,7 @@ def scored(right):
     sinks.
     """
 
-    def evaluate(settings, model, out, **how):
+    def evaluate(_, loaded, out, settings, **how):
         about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
         with RunWriter(
             out, kind="benchmark", model=about, settings=kept_record(settings), seed=0
@@ -122,10 +122,8 @@ def no_tasks(monkeypatch):
 
 @pytest.mark.usefixtures("no_tasks")
 def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "sinklab.lab.studies.benchmarks.run.evaluate",
-        scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k)),
-    )
+    evaluate = scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
+    monkeypatch.setattr(Evaluation, "__call__", evaluate)
     Table1((model,), Path("out"), settings=EvalSettings(tasks=("gsm8k",))).run()
     printed = capsys.readouterr().out
     assert (

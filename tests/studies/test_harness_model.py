@@ -19,9 +19,8 @@ from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol
 from sinklab.lab.scoring import rolling, score
-from sinklab.lab.studies.benchmarks import requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-from sinklab.lab.studies.benchmarks.requests import likelihood_settings, request_key, request_number
+from sinklab.lab.studies.benchmarks.requests import likelihood_settings, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
@@ -71,7 +70,7 @@ def test_choices_are_scored_under_the_same_noise(make, specs):
         (context, ids(loaded, CONTEXT + end)[len(context) :])
         for end in (" the sea", " the boats", " rain")
     ]
-    group = request_number(0, request_key("toy", 0))
+    group = request_number(0, "toy", 0)
     direct = score(
         loaded,
         pairs,
@@ -86,7 +85,7 @@ def test_choices_are_scored_under_the_same_noise(make, specs):
         "greedy decoding is not asked for where there are choices"
     )
     # what was told is what the tables are made of
-    assert model.told["toy", 0, 2, 0]["tokens"] == len(pairs[2][1])
+    assert model.told["toy", 0, 2]["tokens"] == len(pairs[2][1])
     one_at_a_time = [
         SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)
     ]
@@ -117,7 +116,7 @@ def test_what_was_cut_is_not_counted_as_prompt():
         for at, end in enumerate((long, " rain"))
     ]
     model.loglikelihood(requests)
-    answer = model.told["toy", 0, 0, 0]
+    answer = model.told["toy", 0, 0]
     assert answer["cut"] > 0
     assert min(row["in_prompt"] for row in answer["sinks"]) < 1
 
@@ -169,39 +168,23 @@ def test_watched_scores_are_the_same_scores():
     plain = an_lm(loaded)
     one, other = (model.loglikelihood(choices(loaded)) for model in (watched, plain))
     assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
-    facts = watched.told["toy", 0, 0, 0]["sinks"]
+    facts = watched.told["toy", 0, 0]["sinks"]
     assert len(facts) == 2
     assert all(
         0 < row["share"] <= 1 and math.isnan(row["in_masked"]) and row["steps"] > 0 for row in facts
     )
-    assert plain.told["toy", 0, 0, 0]["sinks"] == []
+    assert plain.told["toy", 0, 0]["sinks"] == []
 
 
-def test_repeats_are_equal_unless_noise_decides(monkeypatch):
-    batches = []
-    write = requests.write_batch
-
-    def counted(*given, **named):
-        batches.append(len(given[1]))
-        return write(*given, **named)
-
-    monkeypatch.setattr(requests, "write_batch", counted)
-    request = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "until": ["zz"]}, repeats=3)
-    model = an_lm(tiny_loaded())
-    assert len(set(model.generate_until([request] * 3))) == 1
-    batches.clear()
-    drawn = instance(
-        "generate_until",
-        CONTEXT,
-        {"max_gen_toks": 4, "do_sample": True, "temperature": 3.0},
-        repeats=3,
+def test_drawn_answers_follow_the_seed_and_one_is_written_of_each():
+    request = instance("generate_until", CONTEXT, {"max_gen_toks": 4})
+    drawn = {"temperature": 3.0}
+    one, again, other = (
+        an_lm(tiny_loaded(), **drawn, seed=seed).generate_until([request]) for seed in (0, 0, 1)
     )
-    texts = an_lm(tiny_loaded()).generate_until([drawn] * 4)
-    assert batches == [1, 1, 1], "a fourth one only fills up a distributed batch"
-    assert len(set(texts[:3])) > 1
-    assert texts[3] == texts[0]
-    other = an_lm(tiny_loaded(), seed=1).generate_until([drawn] * 3)
-    assert other != texts[:3]
+    assert one == again != other
+    several = instance("generate_until", CONTEXT, {}, repeats=3)
+    refused("asks for 3 answers", an_lm(tiny_loaded()).generate_until, [several])
 
 
 def test_lm_eval_finds_it_by_name_and_arguments():
@@ -224,7 +207,7 @@ def test_an_autoregressive_model_is_masked_by_its_last_row():
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="random"))
     edit = by_protocol("paper", 2, control="random", fewer=True, scores="last_row")
     assert model.edits == (edit,)
-    once = replace(MaskSinks(2), keys=Random(TopKeys(2), fewer=True))
+    once = replace(MaskSinks(2), keys=Random(TopKeys(2), fewer=True), when="clean")
     assert model.scored_edits == (once,), "a text that is read once has no step before"
 
 

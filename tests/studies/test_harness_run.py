@@ -12,8 +12,8 @@ from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.benchmarks import harness_model, requests
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-from sinklab.lab.studies.benchmarks.run import dose_rows, evaluate
-from sinklab.lab.studies.benchmarks.study import EvalSettings
+from sinklab.lab.studies.benchmarks.run import dose_rows
+from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from sinklab.lab.studies.benchmarks.tables import rows_of, score_sentences
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -26,7 +26,7 @@ SETTINGS = EvalSettings(
 
 def run_toys(settings=SETTINGS, loaded=None, out="run", **named):
     loaded = tiny_loaded(1) if loaded is None else loaded
-    return open_run(evaluate(settings, loaded, Path(out), task_objects=toy_tasks(), **named))
+    return open_run(Evaluation(toy_tasks())(loaded, Path(out), settings, **named))
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,8 @@ def test_lines_say_what_was_not_found(finished):
         "toy_texts: blocked by protocol paper (most attended keys): 1.00 keys a head ("
     )
     assert lines[3].endswith(f"removed, {rests}")
-    said = "blocked by protocol clean (most attended keys), with the keys chosen in a clean pass"
-    assert lines[4].startswith(f"toy_choices: {said}: 1.00 keys a head (")
+    said = "blocked by protocol clean (most attended keys): 1.00 keys a head ("
+    assert lines[4].startswith(f"toy_choices: {said}")
     assert lines[5].endswith(rests)
 
 
@@ -171,7 +171,7 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, monkeypatch):
     sizes = asked_for(monkeypatch)
     resumed = run_toys(resume=True, progress=said.append)
     assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
-    asked = [f"toy_{name} answers" for name in ("texts: 4", "choices: 8", "ends: 4")]
+    asked = ["toy_texts", "toy_choices", "toy_ends"]
     assert said == [*asked[:2], *asked[1:]]
     assert resumed.info.status == "complete"
     same(resumed, finished)
@@ -255,4 +255,4 @@ def test_without_lm_eval_the_remedy_is_named(monkeypatch):
         "find_spec",
         lambda name, *rest: None if name == "lm_eval" else find(name, *rest),
     )
-    refused(r"pip install 'sinklab\[eval\]'", evaluate, SETTINGS, "tiny", Path("run"))
+    refused(r"pip install 'sinklab\[eval\]'", Evaluation(), tiny_loaded, Path("run"), SETTINGS)

@@ -20,8 +20,7 @@ from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import by_last_query
 from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
-from sinklab.lab.studies.benchmarks.answers import needs_own_batch, write_batch
-from sinklab.lab.studies.benchmarks.requests import fitted, paced, sampled
+from sinklab.lab.studies.benchmarks.requests import needs_own_batch, write_batch
 from sinklab.lab.studies.benchmarks.study import EvalSettings
 from sinklab.lab.studies.benchmarks.tables import from_row
 from sinklab.lab.studies.trace.study import StudySettings
@@ -270,27 +269,6 @@ def test_what_draws_or_waits_is_written_alone():
         ({"schedule": "dynamic"}, (), False),
     ):
         assert needs_own_batch(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
-
-
-def test_prompts_and_answers_share_the_context():
-    ids = list(range(100))
-    assert fitted(ids[:10], 8, 64) == (tuple(range(10)), 8, 0)
-    assert fitted(ids[:10], 100, 64) == (tuple(range(10)), 54, 0), "the answer is shortened"
-    assert fitted(ids, 8, 64) == (tuple(range(44, 100)), 8, 44), "the prompt loses its left end"
-    assert fitted(ids, 100, 64) == (tuple(range(68, 100)), 32, 68), "half for each"
-    settings = replace(SETTINGS, steps=32, block_length=8)
-    assert paced(settings, 32, 32).steps == 32
-    assert paced(settings, 24, 64).steps == 12
-    assert paced(settings, 24, 640).steps == 3, "a step per block at least"
-    assert paced(SETTINGS, 3, 64).steps is None
-
-
-def test_a_task_may_want_its_answers_drawn():
-    given = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
-    drawn = sampled(SETTINGS, given)
-    assert (drawn.temperature, drawn.top_p) == (0.8, 0.9)
-    assert sampled(SETTINGS, {**given, "do_sample": False}) == SETTINGS
-    assert sampled(replace(SETTINGS, temperature=0.3), given).temperature == 0.3
 
 
 def test_nan_logits_and_long_prompts_are_refused():

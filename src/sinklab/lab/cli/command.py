@@ -19,7 +19,6 @@ from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study
-from sinklab.lab.studies.progress import duration
 from sinklab.lab.studies.settings import as_record, shard_of
 
 if TYPE_CHECKING:
@@ -288,6 +287,4 @@ def conduct(
     lines = [named, *study.sentences(runs)]
     if drawn:
         lines.append(f"drawn: {', '.join(map(str, drawn))}")
-    if progress.whole:
-        lines.append(f"at this rate the whole takes {duration(progress.whole)}")
     return lines

@@ -15,9 +15,6 @@ def nothing(*said: object) -> None:
 class Progress:
     """The progress of a long run in words; the command line draws a bar with the time left."""
 
-    whole = 0.0
-    """Seconds that runs with a limit take as a whole, at the rate that was measured."""
-
     def __init__(self, say: Callable[[str], object] = nothing) -> None:
         self._say = say
 

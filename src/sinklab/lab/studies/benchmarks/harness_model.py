@@ -17,10 +17,10 @@ from sinklab.core.errors import known_fields
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
 from sinklab.lab.scoring.prompts import in_chat
-from sinklab.lab.scoring.requests import limit_of, without_steps
+from sinklab.lab.scoring.requests import limit_of, scoring_edits, without_steps
 from sinklab.lab.scoring.task import check_decoding
 from sinklab.lab.studies import Row, nothing
-from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, places_of
+from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, Place, place_of
 from sinklab.lab.studies.benchmarks.study import FEWSHOT_SEED, TWO_STAGE, EvalSettings
 from sinklab.lab.studies.benchmarks.two_stage import BATCH, answered
 
@@ -33,7 +33,7 @@ PART = 32
 
 @register_model("sinklab")
 class SinklabLM(TemplateLM):
-    """One model for all of lm-eval's requests.
+    """One model for all of lm-eval's requests, each answered once.
 
     Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the
     number of processes; what is answered is not run again.
@@ -81,7 +81,8 @@ class SinklabLM(TemplateLM):
         self.settings = settings
         self.is_diffusion = self.loaded.is_diffusion
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
-        self.scored_edits = without_steps(settings.interventions())
+        once = without_steps(settings.interventions())
+        self.scored_edits = scoring_edits(once, is_diffusion=self.is_diffusion)
         """Edits of likelihood requests."""
         self.tokenizer = self.loaded.needed_tokenizer()
         if settings.chat and self.tokenizer.chat_template is None:
@@ -139,8 +140,8 @@ class SinklabLM(TemplateLM):
     # -- requests
 
     def ask(self, tasks: dict[str, Any]) -> None:
-        """Take the tasks of a run, as lm-eval's `evaluate` takes them, and their requests, each as
-        often as it is to be answered, in parts of one task.
+        """Take the tasks of a run, as lm-eval's `evaluate` takes them, and their requests, in parts
+        of one task.
         """
         self.tasks = tasks
         for name, task in tasks["tasks"].items():
@@ -157,7 +158,7 @@ class SinklabLM(TemplateLM):
             parts: dict[int, list[Any]] = {}
             for one in task.instances:
                 part = one.doc_id // (BATCH if name == TWO_STAGE else PART)
-                parts.setdefault(part, []).extend([one] * one.repeats)
+                parts.setdefault(part, []).append(one)
             self.asked += parts.values()
 
     def answered(self, requests: Sequence[Any], tick: Any = nothing) -> list[Row]:
@@ -167,17 +168,16 @@ class SinklabLM(TemplateLM):
             requests: of lm-eval.
             tick: called with the number of answers, or the part of one, that there are more.
         """
-        places = places_of(requests)
-        kinds: dict[Any, dict[Any, Any]] = {}
-        for place, request in zip(places, requests, strict=True):
+        kinds: dict[Any, dict[Place, Any]] = {}
+        for request in requests:
             answer = ANSWERS[request.request_type]
             if request.task_name == TWO_STAGE:
                 answer = answered
-            if place not in self.told:
-                kinds.setdefault(answer, {})[place] = request
+            if place_of(request) not in self.told:
+                kinds.setdefault(answer, {})[place_of(request)] = request
         for answer, asked in kinds.items():
             self.told |= answer(self, asked, tick)
-        return [self.told[place] for place in places]
+        return [self.told[place_of(request)] for request in requests]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, each up to its end.

@@ -157,10 +157,7 @@ class Source:
         """The parts of a split in order. Raises ValueError if no file is there, with the places
         searched and how to get it.
         """
-        # the folder may be that of the benchmark itself
         folders = [data / name for name in self.folders]
-        if data.name in self.folders:
-            folders.append(data)
         patterns = self.files.get(split, ("no file of this split",))
         for folder, pattern, ending in product(folders, patterns, ("", *_PACKED)):
             found = sorted(path for path in folder.glob(pattern + ending) if path.is_file())
@@ -168,10 +165,9 @@ class Source:
                 return found
         raise ValueError(
             f"{self.task} needs its {split} split{why}, but looked for {', '.join(patterns)} in "
-            f"{' or '.join(str(data / name) for name in self.folders)}, also as "
-            f".gz and .bz2, and found none; get the Hub data set {self.hub} with "
-            f"{self.command(data)}, or leave out the folder of data to let lm-eval download "
-            "it"
+            f"{' or '.join(map(str, folders))}, also as .gz and .bz2, and found none; get the Hub "
+            f"data set {self.hub} with {self.command(data)}, or leave out the folder of data to "
+            "let lm-eval download it"
         )
 
     def command(self, data: Path) -> str:
@@ -182,25 +178,16 @@ class Source:
 
 def _packaged() -> dict[str, Source]:
     """The sources of tasks.toml."""
-    tables = toml_of(__package__, "tasks.toml")
     found = {}
-    for name, own in tables.items():
-        given = {"include": f"{name}/{name}.yaml", **tables.get(own.pop("like", ""), {}), **own}
-        named = dict.fromkeys([name, given["hub"].rpartition("/")[2], *given.get("folders", ())])
-        given["folders"] = [*named]
-        words = {"task": name, "config": given.pop("config", None)}
-        given["files"] = {
-            split: [pattern.format_map(words) for pattern in patterns]
-            for split, patterns in given["files"].items()
-        }
+    for name, own in toml_of(__package__, "tasks.toml").items():
+        folders = dict.fromkeys([name, own["hub"].partition("/")[2], *own.get("folders", ())])
+        given = {"include": f"{name}/{name}.yaml"} | own | {"folders": [*folders]}
         found[name] = Source(name, **given)
     return found
 
 
 SOURCES = _packaged()
 """The packaged benchmarks by name."""
-
-
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
 LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if not source.writes)
@@ -223,35 +210,30 @@ def tasks(
         names: of tasks, in :data:`OFFLINE`.
         data: folder of benchmark files; None for lm-eval's data sets from the Hub.
         run_code: allow tasks that run programs written by the model.
-        num_fewshot: examples in each prompt, in place of the task's own number: they need a
-            training split.
+        num_fewshot: worked examples in each prompt, in place of the task's own number.
 
     Raises:
         ValueError: for an unknown task (with near names), data that are not there or cannot be read
             (how to get it), and code that is not allowed.
     """
-    wanted = list(dict.fromkeys(names))
-    for name in wanted:
-        known = (*OFFLINE, TWO_STAGE)
+    known = (*OFFLINE, TWO_STAGE)
+    for name in names:
         if name not in OFFLINE:
             raise ValueError(
                 f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}known are "
                 f"{', '.join(known)}; lm-eval's others are asked by python -m sinklab.lm_eval"
             )
-    unsafe = [name for name in wanted if name in RUNS_CODE]
-    if unsafe and not run_code:
-        raise ValueError(
-            f"{unsafe[0]} runs programs that the model wrote, inside bubblewrap, and keeps them "
-            "if that cannot be had; allow it with --run-code (in Python run_code=True)"
-        )
+        if name in RUNS_CODE and not run_code:
+            raise ValueError(
+                f"{name} runs programs that the model wrote, inside bubblewrap, and keeps them if "
+                "that cannot be had; allow it with --run-code (in Python run_code=True)"
+            )
     if data is not None and not Path(data).is_dir():
         raise ValueError(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
-    changes = {}
-    if num_fewshot is not None:
-        changes["num_fewshot"] = num_fewshot
-    return [packaged(SOURCES[name], data, **changes) for name in wanted]
+    changes = {} if num_fewshot is None else {"num_fewshot": num_fewshot}
+    return [packaged(SOURCES[name], data, **changes) for name in names]
 
 
 def sandbox() -> Any:

@@ -8,31 +8,19 @@ import dataclasses
 import io
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import cache, partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
-from sinklab.lab.checkpoints import Loaded, load
-from sinklab.lab.records import RUN_FILE, Contents, RunWriter, open_run, read_info
-from sinklab.lab.scoring.requests import scoring_edits
-from sinklab.lab.studies import (
-    Audience,
-    Progress,
-    Row,
-    Work,
-    as_progress,
-    duration,
-    is_there,
-    kept_record,
-)
+from sinklab.lab.checkpoints import Loaded
+from sinklab.lab.records import RUN_FILE, Contents, RunWriter, open_run
+from sinklab.lab.studies import Audience, Row, Work, as_progress, is_there, kept_record
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
-from sinklab.lab.studies.benchmarks.requests import places_of
+from sinklab.lab.studies.benchmarks.requests import PLACE, place_of
 from sinklab.lab.studies.benchmarks.study import (
     FEWSHOT_SEED,
     TOKENS,
@@ -44,11 +32,10 @@ from sinklab.lab.studies.benchmarks.study import (
 
 if TYPE_CHECKING:
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
+    from sinklab.lab.studies.progress import Meter
 
 BOOTSTRAP = 1000
 """Resamples for the standard error of metrics that have no formula; means have one."""
-PLACE = ("task", "doc_id", "request", "repeat")
-"""Columns that say which request an answer is to."""
 
 
 def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -67,14 +54,9 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
 
     wanted = given
     if wanted is None:
-        wanted = []
         names = [name for name in settings.tasks if name != TWO_STAGE]
-        if names:
-            how: dict[str, Any] = {
-                "run_code": settings.run_code,
-                "num_fewshot": settings.num_fewshot,
-            }
-            wanted = offline.tasks(names, settings.data, **how)
+        how: dict[str, Any] = {"run_code": settings.run_code, "num_fewshot": settings.num_fewshot}
+        wanted = offline.tasks(names, settings.data, **how)
         if TWO_STAGE in settings.tasks:
             wanted.append(two_stage.task(settings.data))
     loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
@@ -85,101 +67,37 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
     return loaded
 
 
-if TYPE_CHECKING:
-    from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-
-
-def evaluate(
-    settings: EvalSettings | None = None,
-    model: str | Loaded | Callable[[], Loaded] = "tiny",
-    out: str | Path = "runs/eval",
-    *,
-    task_objects: Sequence[Any] | None = None,
-    **how: Any,
-) -> Path:
-    """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
-
-    Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and
-    document: prompt, answer, target, right), ``sinks`` (per watched request and layer, see
-    :func:`sink_columns`) and, if keys were blocked, ``doses`` (per task: the protocol, the edits as
-    carried out, and the columns of `Dose`). ``answers`` has a row of JSON per request, to continue
-    an interrupted run.
-
-    Args:
-        settings: of the evaluation.
-        model: loaded, an argument of :func:`sinklab.load`, or a function that loads it
-            once the tasks are there.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        task_objects: lm-eval tasks, or dicts of their configuration, to score in place of
-            ``settings.tasks``.
-        how: progress, resume, overwrite and shard, as of every `Study`.
-
-    Raises:
-        ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to
-            be run, a model that cannot serve the tasks, a folder that is taken, and a resumed run
-            with other settings (the first difference is named).
+def contents(model: SinklabLM, requests: list[Any], meter: Meter) -> Contents:
+    """Answers to the requests of a part, a row of JSON each, and facts of the sinks of those that
+    are watched.
     """
-    loaded = model
-    if isinstance(model, str):
-        loaded = partial(load, model)
-    return Evaluation(task_objects)(loaded, out, settings, **how)
-
-
-def answer(work: Work) -> None:
-    """Answer the requests of some parts; each part is kept when it is done."""
-    model, progress = work.plan, work.progress
-    tasks = model.tasks["tasks"]
-    for task, some in groupby(work.run.missing, lambda part: model.asked[part][0].task_name):
-        parts = {part: model.asked[part] for part in some}
-        total = sum(map(len, parts.values()))
-        progress.stage(f"{task}: {total} answers")
-        progress.count(0, total)
-        began, done, documents = time.perf_counter(), 0, set()
-        for part, requests in parts.items():
-            made = contents(model, requests, _counter(progress, done, len(requests), total))
-            work.run.write(part, {part: made})
-            done += len(requests)
-            progress.count(done, total)
-            documents |= {request.doc_id for request in requests}
-        if model.settings.limit is not None:
-            spent = (time.perf_counter() - began) / work.shard[1]
-            progress.whole += spent * len(tasks[task].eval_docs) / len(documents)
-
-
-def contents(model: SinklabLM, requests: list[Any], tick: Callable[[float], object]) -> Contents:
-    """Answers to requests, a row of JSON each, and facts of the sinks of those that are watched."""
-    rows, sinks = [], []
-    answers = model.answered(requests, tick)
-    for place, given in zip(places_of(requests), answers, strict=True):
-        about = dict(zip(PLACE, place, strict=True))
-        sinks += [about | fact for fact in given["sinks"]]
-        rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
-    if sinks:
-        return Contents({"answers": rows, "sinks": sinks})
-    return Contents({"answers": rows})
-
-
-def _counter(progress: Progress, before: int, most: int, total: int) -> Callable[[float], None]:
-    """A function that counts what is done of a part, a part of an answer too."""
+    meter.stage(requests[0].task_name)
     done = 0.0
 
     def tick(more: float) -> None:
         nonlocal done
-        done = min(done + more, most)
-        progress.count(before + done, total)
+        done = min(done + more / len(requests), 1.0)
+        meter.progress.count(meter.done + done, meter.total)
 
-    return tick
+    rows, sinks = [], []
+    for request, given in zip(requests, model.answered(requests, tick), strict=True):
+        about = dict(zip(PLACE, place_of(request), strict=True))
+        sinks += [about | fact for fact in given["sinks"]]
+        rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
+    meter.step()
+    return Contents({"answers": rows} | ({"sinks": sinks} if sinks else {}))
 
 
 def conclude(work: Work) -> None:
-    """Write the tables ``scores``, ``samples`` and ``doses`` (if keys were blocked) from the
-    answers.
+    """Write the tables ``scores`` (a row per task, metric and filter), ``samples`` (per task,
+    filter and document: prompt, answer, target, right) and, if keys were blocked, ``doses`` from
+    the answers.
     """
     from lm_eval.evaluator import evaluate as run_tasks
 
     model, settings = work.plan, work.settings
     model.told = {
-        (row.task, row.doc_id, row.request, row.repeat): json.loads(row.answer)
+        (row.task, row.doc_id, row.request): json.loads(row.answer)
         for row in open_run(work.run.path).table("answers").itertuples()
     }
     for name, task in model.tasks["tasks"].items():
@@ -246,27 +164,22 @@ def dose_rows(model: SinklabLM) -> list[Row]:
     if not any(isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in model.edits):
         return []
     rows = []
-    for task in dict.fromkeys(place[0] for place in model.told):
-        some = [(place[1], answer) for place, answer in model.told.items() if place[0] == task]
-        doses = [(document, Dose(answer["dose"])) for document, answer in some]
-        is_likelihood = any("logprob" in answer for _, answer in some)
+    for task, places in groupby(model.told, lambda place: place[0]):
+        doses = [(place[1], model.told[place]) for place in places]
+        protocol = settings.protocol if settings.mask_sinks else ""
         edits = model.edits
-        protocol = ""
-        if settings.mask_sinks is not None:
-            protocol = settings.protocol
-        if is_likelihood:
-            edits = scoring_edits(model.scored_edits, is_diffusion=model.is_diffusion)
-            if protocol not in ("", "rule"):
-                protocol = "clean"
-        measured = {document for document, dose in doses if not math.isnan(dose.removed)}
+        if "logprob" in doses[0][1]:
+            edits = model.scored_edits
+            if protocol != "rule":
+                protocol = protocol and "clean"
+        found = [(document, Dose(answer["dose"])) for document, answer in doses]
         row = {
             "task": task,
             "protocol": protocol,
             "edits": " ".join(map(interventions.as_text, edits)),
-            **Dose.pooled(dose for _, dose in doses).row(),
-            "documents": len({document for document, _ in doses}),
-            "measured": len(measured),
-            "is_likelihood": is_likelihood,
+            **Dose.pooled(dose for _, dose in found).row(),
+            "documents": len({document for document, _ in found}),
+            "measured": len({one for one, dose in found if not math.isnan(dose.removed)}),
         }
         rows.append(row)
     return rows
@@ -300,52 +213,39 @@ def table1(
         the folders, in the order of the table.
 
     Raises:
-        ValueError: for a folder that holds another run, and as `evaluate` does; cells that are
+        ValueError: for a folder that holds another run, and as `Evaluation` does; cells that are
             finished are kept.
     """
-    plan = plan or Plan()
     if settings.mask_sinks is not None:
         raise ValueError(
             "what is masked differs from cell to cell: leave out mask_sinks and control, and give "
             "ks"
         )
     progress = as_progress(progress)
-    cells = {
-        folder: (name, cell)
+    cells = [
+        (name, folder, cell)
         for name in models
-        for folder, cell in cells_of(Path(out) / name, settings, plan).items()
-    }
+        for folder, cell in cells_of(Path(out) / name, settings, plan or Plan()).items()
+    ]
     # errors of a folder or a task show before anything is scored
-    todo = {}
-    for folder, (name, cell) in cells.items():
-        settings_of = kept_record(cell)
-        if plan.chat is not None:
-            settings_of["chat"] = plan.chat
-        elif (folder / RUN_FILE).is_file():
-            # whichever form it was asked in
-            settings_of["chat"] = read_info(folder / RUN_FILE).settings.get("chat")
-        if not is_there(folder, {"kind": "benchmark", "settings": settings_of}):
-            todo[folder] = name, cell
+    todo = [
+        one
+        for one in cells
+        if not is_there(one[1], {"kind": Evaluation.kind, "settings": kept_record(one[2])})
+    ]
     if todo:
         read_tasks(settings)
-    for model, loads in models.items():
-        loaded = cache(loads)
-        for folder, (name, cell) in todo.items():
-            if name == model:
-                what = "nothing blocked"
-                if cell.mask_sinks:
-                    keys = f"{cell.mask_sinks} {tables.key_words(cell.control, cell.protocol)}"
-                    what = f"protocol {cell.protocol}, {keys} blocked"
-                progress.stage(f"{name}, {cell.tasks[0]}, {what}")
-                has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
-                chat = has_chat if plan.chat is None else plan.chat
-                cell = dataclasses.replace(cell, chat=chat)
-                begun = (folder / RUN_FILE).is_file()
-                evaluate(cell, loaded, folder, progress=progress, resume=begun)
-    # cells that were there have no rate
-    if progress.whole and len(todo) == len(cells):
-        progress.note(f"at this rate the whole takes {duration(progress.whole)}")
-    return [*cells]
+    for name, some in groupby(todo, lambda one: one[0]):
+        loaded = models[name]()
+        for _, folder, cell in some:
+            what = "nothing blocked"
+            if cell.mask_sinks:
+                keys = f"{cell.mask_sinks} {tables.key_words(cell.control, cell.protocol)}"
+                what = f"protocol {cell.protocol}, {keys} blocked"
+            progress.stage(f"{name}, {cell.tasks[0]}, {what}")
+            begun = (folder / RUN_FILE).is_file()
+            Evaluation()(loaded, folder, cell, progress=progress, resume=begun)
+    return [folder for _, folder, _ in cells]
 
 
 def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:
@@ -359,11 +259,11 @@ def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSe
         runs_code = settings.run_code and task in offline.RUNS_CODE
         plain = dataclasses.replace(settings, tasks=(task,), new_tokens=tokens, run_code=runs_code)
         found[out / f"{task}-k0"] = plain
-        protocols = dict.fromkeys(plan.protocols)
+        protocols: Sequence[str] = plan.protocols
         if task in offline.LIKELIHOODS:
             # without a step before, all but "rule" are the clean pass, and stand under the
             # default's name
-            protocols = dict.fromkeys({"rule": "rule"}.get(name, "paper") for name in protocols)
+            protocols = [{"rule": "rule"}.get(name, "paper") for name in protocols]
         for protocol, control, k in product(protocols, plan.controls, filter(None, plan.ks)):
             parts = [f"{task}-k{k}", protocol, control]
             usual = ("paper", "sinks")

@@ -13,7 +13,7 @@ from sinklab.core.subject import DecodingSettings
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.registry import studies
 from sinklab.lab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.lab.studies import Study, Work, ascending, nothing
+from sinklab.lab.studies import Study, Work, ascending
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -176,11 +176,6 @@ def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def from_zero(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
-    """Numbers of keys to block, the least first; none are always among them, to compare with."""
-    return ascending(name, [0, *numbers])
-
-
 @dataclass(frozen=True)
 class Plan(Checked):
     """Cells of Table 1 of the analysis paper.
@@ -188,7 +183,9 @@ class Plan(Checked):
     Raises ValueError for numbers and controls that make no sense with any model.
     """
 
-    ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0, read=from_zero)
+    ks: tuple[int, ...] = limited(
+        (0, 1, 5, 10), at_least=0, read=lambda name, given: ascending(name, [0, *given])
+    )
     """Numbers of blocked keys; 0 is the run without that the others are compared with, and always
     there.
     """
@@ -207,8 +204,6 @@ class Plan(Checked):
     """
     sink_rule: Any = registered(rules, None)
     """Rule for sinks, e.g. excess:epsilon=3, the default."""
-    chat: bool | None = None
-    """Put questions into the model's chat format; None: if the model has one."""
 
 
 @studies.register("eval")
@@ -304,20 +299,11 @@ class Evaluation(Study):
         facts = super().about(loaded, plan).items()
         return {name: value for name, value in facts if not name.startswith("recorded_")}
 
-    def run(self, work: Work) -> None:
-        """Answer the requests of the parts that are missing."""
-        from sinklab.lab.studies.benchmarks.run import answer
-
-        if work.spread is not None:
-            super().run(work)
-        else:
-            answer(work)
-
     def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
         """Answers of some parts."""
         from sinklab.lab.studies.benchmarks.run import contents
 
-        return {part: contents(work.plan, work.plan.asked[part], nothing) for part in samples}
+        return {part: contents(work.plan, work.plan.asked[part], work.meter) for part in samples}
 
     def finish(self, work: Work) -> None:
         """Write scores, answers and doses."""

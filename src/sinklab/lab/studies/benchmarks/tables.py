@@ -56,7 +56,9 @@ def rows_of(results: Mapping[str, Any], told: Mapping[Any, Row]) -> tuple[list[R
                 "stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")),
                 "samples": int(effective),
                 "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
-                "no_answer": float(pd.Series([row["no_answer"] for row in of_task]).mean()),
+                "no_answer": float(
+                    pd.Series([row["no_answer"] for row in of_task], dtype=float).mean()
+                ),
             }
             if task in RUNS_CODE:
                 row["kept"] = sum(math.isnan(row["right"]) for row in of_task)
@@ -86,14 +88,17 @@ def _sample(task: str, row: Row, higher_is_better: Row, told: Mapping[Any, Row])
         "target": _text(row["target"]),
         "right": next((number for number in values if not math.isnan(number)), math.nan),
         "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
-        "no_answer": math.nan,
+        "no_answer": None,
         "logprobs": [float(answer["logprob"]) for answer in answers if "logprob" in answer],
         "stderrs": [float(answer["stderr"]) for answer in answers if "stderr" in answer],
     }
-    if not about["logprobs"]:
+    if len(about["logprobs"]) > 1:
+        best = int(np.argmax(about["logprobs"]))
+        about["answer"] = str(row["arguments"][best][1]).strip()
+    elif not about["logprobs"]:
         about["response"] = _text(row["resps"][0][0])
         about["answer"] = _text(row["filtered_resps"][0])
-        about["no_answer"] = float(about["answer"] == NO_ANSWER)
+        about["no_answer"] = about["answer"] == NO_ANSWER
     for name in ("tokens", "steps", "cut"):
         about[name] = sum(answer.get(name, 0) for answer in answers)
     about["new_tokens"] = max((answer.get("new_tokens", 0) for answer in answers), default=0)
@@ -135,8 +140,6 @@ def score_sentences(run: Run) -> list[str]:
         if row["protocol"]:
             words = key_words(Benchmark(run).control, row["protocol"])
             how = f"protocol {row['protocol']} ({words})"
-        if row["is_likelihood"]:
-            how += ", with the keys chosen in a clean pass"
         line = f"{row['task']}: blocked by {how}: {from_row(row)}, on {row['documents']}"
         line += " documents"
         if row["measured"] < row["documents"]:

@@ -21,8 +21,8 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import Pair
 from sinklab.lab.scoring import Writing, sample_seed, seeded
 from sinklab.lab.studies import Row, Tick, nothing
-from sinklab.lab.studies.benchmarks.answers import followed
 from sinklab.lab.studies.benchmarks.offline import SOURCES, packaged
+from sinklab.lab.studies.benchmarks.requests import followed
 from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE
 
 LENGTH = 256
