@@ -367,7 +367,7 @@ def layers(asked: Asked) -> dict[str, Any]:
 
 def agreement(asked: Asked) -> dict[str, Any]:
     """Question 7: Jaccard index of two rules' sinks, over heads in which either finds one."""
-    rules = {"soft": "soft", "excess": "excess", "gu": "gu", "top": "top"}
+    rules = {"soft": "excess:epsilon=2,scale=zscore", "excess": "excess", "gu": "gu", "top": "top"}
 
     @torch.inference_mode()
     def of(draw: int) -> dict[str, list[float]]:

@@ -25,7 +25,6 @@ from sinklab.lab.measures import (
     WindowAttention,
 )
 from sinklab.lab.measures.amplify import Amplify
-from sinklab.lab.measures.controls import Sparing
 from sinklab.lab.measures.patch import Patch
 from sinklab.lab.scoring import ClipChannel
 
@@ -145,9 +144,7 @@ EXAMPLES = {
     "block_keys: keys=top:k=2, when=kept, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
         2, when="kept", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
     ),
-    "block_keys:keys=(sparing:like=random:like=top:k=1,positions=0..3,prefix=true),seed=7": (
-        BlockKeys(Sparing(Random(TopKeys(1)), (0, 1, 2), True), seed=7)
-    ),
+    "block_keys:keys=random:like=top:k=1,seed=7": BlockKeys(Random(TopKeys(1)), seed=7),
     "block_keys:keys=positions:positions=3+8..11,when=now,steps=4+none": MaskPositions(
         (3, 8, 9, 10), steps=(4, None)
     ),

@@ -35,7 +35,7 @@ from sinklab import (
 from sinklab.core.instrument import Positions
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.files import load_plugin
-from sinklab.lab.measures.controls import Others, Sparing
+from sinklab.lab.measures.controls import Others
 from sinklab.lab.scoring import removal_table
 
 PLUGIN = Path(__file__).parents[2] / "studies" / "what_sinks_do" / "plugin.py"
@@ -77,7 +77,6 @@ SELECTORS = {
     "sinks": SinkKeys(),
     "gu": SinkKeys("gu:weight=0.2", 2),
     "zscore": SinkKeys("excess:epsilon=1.5,scale=zscore"),
-    "soft": SinkKeys("soft"),
     "positions": Positions((2, 7)),
     "random": Random(TopKeys(2)),
     "random of an age": Random(TopKeys(2), match="age"),
@@ -85,8 +84,6 @@ SELECTORS = {
     "equal mass": EqualMass(TopKeys(1)),
     "equal mass by a rule": EqualMass(TopKeys(1), "gu:weight=0.2"),
     "matched": EqualMass(TopKeys(1), arm="keys"),
-    "sparing": Sparing(TopKeys(2), (3, 4)),
-    "sparing added": Sparing(TopKeys(2), prefix=True),
     "others": Others(TopKeys(9)),
 }
 EDITS = {

@@ -64,7 +64,6 @@ RULES = (
     "excess:epsilon=10,scale=percent",
     "gu",
     "gu:weight=0.1",
-    "soft",
     "top",
     "top:k=2",
 )
@@ -241,7 +240,7 @@ def of_runs() -> Cells:
         lm = sinklab.load(name, dtype="float64")
         own = {"block_length": 2} if name == "tiny" else {}
         run = lm.watch("The house stood at the end of a", 4, statistics=("received",), **own)
-        for rule in ("excess:epsilon=1", "gu:weight=0.2", "soft", "top:k=2"):
+        for rule in ("excess:epsilon=1", "gu:weight=0.2", "top:k=2"):
             found = run.with_rule(rule).sinks()
             yield (
                 f"runs/{name}/{rule}",

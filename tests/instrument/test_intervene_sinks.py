@@ -21,8 +21,7 @@ from sinklab.core.instrument import BlockKeys, Selector, SinkKeys, TopKeys, inte
 from sinklab.core.registry import interventions, selectors
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskPositions, MaskSinks, Random, by_protocol
-from sinklab.lab.measures.controls import Sparing
-from tiny_models import HandWritten, Prefixed, by_itself, llama
+from tiny_models import HandWritten, by_itself, llama
 
 
 def edited(model, edit, texts=TEXTS, **given):
@@ -144,17 +143,6 @@ def test_heads_may_be_named_in_any_order_and_twice():
     )
 
 
-def test_spared_positions_count_from_the_canvas():
-    model = Prefixed()
-    spare = tuple(range(3, 12))
-    _, log = edited(model, BlockKeys(Sparing(TopKeys(4), spare)), [IDS, IDS])
-    assert (log.removals[0].columns_BLHM < 2 + 3).all()
-    _, log = edited(model, BlockKeys(Sparing(TopKeys(3), spare, True)), [IDS, IDS])
-    assert log.removals[0].columns_BLHM.sort(-1).values.flatten(0, 2).unique(dim=0).tolist() == [
-        [2, 3, 4]
-    ]
-
-
 @pytest.mark.parametrize("limit", [None, 3])
 def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
     model = llama(causal=True)
@@ -182,12 +170,8 @@ def test_a_memory_that_runs_empty_is_refused():
 
 def test_numbers_may_be_numpys_and_become_python_ints():
     given, numbers = np.int64(2), np.arange(2)
-    ours = BlockKeys(
-        Sparing(TopKeys(given), numbers), when="kept", limit=given, layers=numbers, heads=numbers
-    )
-    assert ours == BlockKeys(
-        Sparing(TopKeys(2), (0, 1)), when="kept", limit=2, layers=(0, 1), heads=(0, 1)
-    )
+    ours = BlockKeys(TopKeys(given), when="kept", limit=given, layers=numbers, heads=numbers)
+    assert ours == BlockKeys(TopKeys(2), when="kept", limit=2, layers=(0, 1), heads=(0, 1))
     assert interventions.parse(interventions.as_text(ours)) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
     for wrong in (True, 2.0, np.float64(2)):
@@ -208,10 +192,6 @@ def test_numbers_may_be_numpys_and_become_python_ints():
 )
 def test_fields_that_make_no_sense_are_refused(fields, message):
     refused(message, MaskSinks, **fields)
-
-
-def test_spared_positions_are_none_below_zero():
-    refused("spare.*-1", Sparing, TopKeys(1), (-1,))
 
 
 @pytest.mark.parametrize(

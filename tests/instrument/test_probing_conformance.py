@@ -23,7 +23,6 @@ INTERVENTIONS = [
     "block_keys:keys=top:k=1,how=share:to=0.001",
     "block_keys:keys=(random:like=(sinks:rule=excess:epsilon=0.5,k=2),match=age),when=now",
     "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9,arm=keys),when=now",
-    "block_keys:keys=(sparing:like=top:k=2,positions=0..2,prefix=true)",
     "block_keys:keys=others:like=top:k=2,beyond=2,when=now",
     "block_keys:keys=positions:positions=1+4,when=now,steps=1+none",
     "lone_rows:rows=0+5,heads=1",

@@ -9,19 +9,17 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from conformance.probing import check_intervention, check_rule, check_statistic
+from conformance.probing import check_intervention, check_statistic
 from refusals import refused, refusing
-from sinklab import find_sinks, intervene, trace
+from sinklab import intervene, trace
 from sinklab.core.instrument import Listener
 from sinklab.core.instrument.edits.block_keys import BlockKeys
 from sinklab.core.instrument.edits.selectors import SinkKeys, TopKeys
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.instrument.statistics import StatesView
-from sinklab.core.sinks import Excess
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run
-from sinklab.lab.measures.soft_rule import Soft
 from sinklab.lab.measures.statistics import LayerSimilarity
 from sinklab.lab.scoring import state_records
 from tiny_diffusion import tiny_model
@@ -30,7 +28,6 @@ from tiny_models import llama
 
 def test_those_with_options_hold_the_contract(tmp_path):
     check_statistic("drift:of=value")
-    check_rule("soft:alpha=2,least=0.3")
     model = tiny_model()
     file = tmp_path / "run.safetensors"
     save_run(model, file, torch.arange(1, 13)[None])
@@ -141,22 +138,6 @@ def test_drift_from_step_to_step():
             assert_allclose(found[1, :, layer], expected_BHS, atol=1e-5)
     # below the first attention only the written token has another key
     assert (key[1, :, 0].max(1).argmax(-1) == 5).all()
-
-
-def test_soft_rule_is_the_written_formula():
-    received_NS = np.random.default_rng(0).gamma(0.3, 3.0, (6, 40))
-    received_NS *= 40 / received_NS.sum(-1, keepdims=True)
-    mass, mean, deviation = (
-        received_NS,
-        received_NS.mean(-1, keepdims=True),
-        received_NS.std(-1, keepdims=True),
-    )
-    mask_NS = 1 / (1 + np.exp(-5 * (mass - mean - 2 * deviation)))
-    assert (
-        find_sinks(received_NS, Soft(least=0.1), received_NS.shape[-1]) == (mask_NS > 0.1)
-    ).all()
-    zscore = find_sinks(received_NS, Excess(2.0, "zscore"), received_NS.shape[-1])
-    assert (find_sinks(received_NS, Soft(), received_NS.shape[-1]) == zscore).all() and zscore.any()
 
 
 def test_a_query_reads_its_neighbours_and_the_sinks_alone():

@@ -6,7 +6,6 @@ from conformance.probing import check_rule
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.rules import Top
-from sinklab.lab.measures.soft_rule import Soft
 
 RULES = [
     Excess(),
@@ -17,8 +16,6 @@ RULES = [
     Gu(0.8),
     Top(),
     Top(5),
-    Soft(),
-    Soft(2.0, 0.3),
 ]
 
 

@@ -9,7 +9,7 @@ PROVIDES = {
     "interventions": "measures.amplify measures.patch measures.positions scoring.hidden_states",
     "figures": "reports.figures studies.curve.figures",
     "removals": "measures.partial measures.values",
-    "rules": "analysis.rules measures.soft_rule",
+    "rules": "analysis.rules",
     "schedules": "samplers",
     "selectors": "measures.controls",
     "sinks": "added_sinks",

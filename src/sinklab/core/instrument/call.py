@@ -49,8 +49,6 @@ class Choice:
     """Keys that are blocked already, of the edited heads; None for none."""
     limit: int | None = None
     """The most keys of a head that may be blocked, those already blocked included."""
-    excluded: tuple[int, ...] = ()
-    """Columns that are never chosen."""
     draw: Callable[[Sequence[int]], Tensor] = torch.rand
     """Random numbers of a shape, uniform in [0, 1); in an edit by its seed."""
     notes: dict[str, Tensor] = field(default_factory=dict)
@@ -322,10 +320,8 @@ class Call:
 
     @cached_property
     def eligible_BHS(self) -> Tensor:
-        """Keys that may be chosen: seen, not blocked yet, and not excluded."""
+        """Keys that may be chosen: seen, and not blocked yet."""
         eligible_BHS = self.seen_B1S.repeat(1, self.head_count, 1)
-        for column in self.choice.excluded:
-            eligible_BHS[..., column : column + 1].fill_(False)
         if self.choice.blocked_BHS is None:
             return eligible_BHS
         return eligible_BHS & ~self.choice.blocked_BHS

@@ -1,5 +1,5 @@
-"""Selectors that wrap another one: its choice but for some keys, the keys that it leaves; and its
-controls, which choose as many keys or as much attention.
+"""Selectors that wrap another one: the keys that it leaves, and its controls, which choose as many
+keys or as much attention.
 """
 
 # B batch, H query heads that are edited (1: alike in all), S keys
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import limited, whole_numbers
+from sinklab.core.errors import limited
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.selectors import Selector
 from sinklab.core.registry import registered, rules, selectors
@@ -36,28 +36,6 @@ class Wrapper(Selector):
     @property
     def last_position(self) -> int:
         return self.like.last_position
-
-
-@selectors.register("sparing")
-@dataclass(frozen=True)
-class Sparing(Wrapper):
-    """The choice of another selector among the keys that are not spared."""
-
-    positions: tuple[int, ...] = ()
-    """Canvas positions that are never chosen."""
-    prefix: bool = False
-    """Whether added sinks are never chosen."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "positions", whole_numbers("spare", self.positions))
-
-    def select(self, call: Call) -> Tensor:
-        columns = [call.prefix + position for position in self.positions]
-        if self.prefix:
-            columns += range(call.prefix)
-        excluded = (*call.choice.excluded, *columns)
-        return self.like.select(call.within(choice=replace(call.choice, excluded=excluded)))
 
 
 @selectors.register("others")
@@ -163,16 +141,10 @@ class EqualMass(Wrapper):
 
 
 def other_arm(keys: Selector) -> Selector | None:
-    """The other arm of a comparison at equal mass, perhaps within other selectors; None for a
-    selector that is no such arm.
-    """
-    if isinstance(keys, EqualMass):
-        return replace(keys, arm="keys" if keys.arm == "control" else "control")
-    if isinstance(keys, Wrapper):
-        like = other_arm(keys.like)
-        if like is not None:
-            return replace(keys, like=like)
-    return None
+    """The other arm of a comparison at equal mass; None for a selector that is no such arm."""
+    if not isinstance(keys, EqualMass):
+        return None
+    return replace(keys, arm="keys" if keys.arm == "control" else "control")
 
 
 TOLERANCE = 0.1

@@ -60,7 +60,7 @@ def arms_of(loaded: Loaded, settings: CurveSettings) -> dict[tuple[Any, ...], li
         places[settings.by], settings.ks[1:], settings.controls, degrees
     ):
         layer, head = place
-        where: dict[str, Any] = {"how": settings.how, "layers": settings.layers or None}
+        where: dict[str, Any] = {"layers": settings.layers or None}
         if degree:
             where["how"] = Weaken(*degree)
         if layer >= 0:

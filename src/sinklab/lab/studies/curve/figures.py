@@ -89,14 +89,13 @@ def masking_curve(
 
 
 @figure("ablation", kind="curve", alone=True, size=(4.6, 3.2))
-def ablation(run: Reader, ax: Axes, *, show: str = "mean") -> pd.DataFrame:
+def ablation(run: Reader, ax: Axes) -> pd.DataFrame:
     """Layer × head: the cost of blocking the keys of a cell, in nats per token. A dot marks an
     inconclusive change.
 
     Args:
         run: the run.
         ax: where to draw.
-        show: mean, the cost, or held, the share of attention on the blocked keys.
     """
     if not is_map(run.run):
         raise NotRecorded("This figure needs a curve by layer or head.")
@@ -104,11 +103,9 @@ def ablation(run: Reader, ax: Axes, *, show: str = "mean") -> pd.DataFrame:
     cells = table[table["layer"] >= 0]
     # of several arms the first
     cells = cells.drop_duplicates(["layer", "head"]).set_index(["layer", "head"])
-    values, verdicts = cells[show].unstack(), cells["verdict"].unstack()
+    values, verdicts = cells["mean"].unstack(), cells["verdict"].unstack()
     names = ["all" if head == -1 else str(head) for head in values]
     values = values.set_axis(pd.Index(names, name="head"), axis=1)
-    if show == "held":
-        return draw_map(ax, 100 * values, "attention on these keys, %")
     frame = draw_map(ax, values, "change of loss, nats per token")
     for row, column in zip(*(verdicts == "inconclusive").to_numpy().nonzero(), strict=True):
         ax.plot(column + 0.5, row + 0.5, ".k", markersize=3, alpha=0.5)

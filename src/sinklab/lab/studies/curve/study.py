@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sinklab.lab.records import Run
 
 UNITS = ("model", "layer", "head")
-REMOVALS = ("mask", "zero_value")
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,6 @@ class CurveSettings(Checked):
     """Rule for sinks, NAME:field=value: of the most attended keys only such are blocked, at most k.
     When left out all k are, and excess:epsilon=3 counts how many of them are sinks.
     """
-    how: str = limited("mask", one_of=REMOVALS)
-    """Way of removal: mask (before the softmax, the weight goes to other keys) or zero_value (the
-    weight stays and adds nothing).
-    """
     layers: tuple[int, ...] = limited((), read=ascending)
     """Layers to block keys in; all when left out."""
     edits: tuple[Any, ...] = registered(interventions, ())
@@ -97,12 +92,11 @@ class CurveSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         few = len({*self.ks} - {0}) <= 1
-        fits = few and self.by == "model" and self.how == "mask" and min(self.beta, default=1) < 1
-        if self.beta and not fits:
+        if self.beta and not (few and self.by == "model" and min(self.beta) < 1):
             raise ValueError(
                 "beta scores one number of keys at several parts of their weight, some below 1, in "
-                f"the whole model, got beta={self.beta} with ks={self.ks}, by={self.by!r} and "
-                f"how={self.how!r}: leave out the others"
+                f"the whole model, got beta={self.beta} with ks={self.ks} and by={self.by!r}: "
+                "leave out the others"
             )
         if self.screen and self.by != "head":
             raise ValueError(

@@ -1,8 +1,9 @@
 """Costs of blocked keys as a table of statements: measure, value, interval, controls, verdict."""
 
 # R rows, K doses
-import itertools
 import math
+from collections.abc import Iterator
+from itertools import compress, product
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -81,12 +82,82 @@ def cost_sentences(runs: Any) -> list[str]:
 
 
 class _Question(NamedTuple):
-    """Cost of an arm, or how much more it costs than another."""
+    """Cost of an arm, or how much more it costs than another; or why there is no answer."""
 
     model: str
     measure: str
-    arm: tuple[Any, ...]
+    arm: tuple[Any, ...] = ()
     other: tuple[Any, ...] | None = None
+    why: str = ""
+
+
+class _Curve:
+    """A curve, and what is asked of it."""
+
+    def __init__(self, one: Reader) -> None:
+        self.label, self.title, self.rows = one.label, title_of(one), _costs(one)
+        self.settings = one.run.info.settings
+        self.rule = self.settings.get("sink_rule")
+        self.by_degree = by_degree(one.run)
+        # None if controls alone were scored
+        self.main = next((name for name in MAIN if (self.rows["control"] == name).any()), None)
+        self.own = self.rows[self.rows["control"] == self.main]
+        self.levels = sorted({*self.own["level"]}, reverse=self.by_degree)
+
+    def keys(self, level: float) -> str:
+        """The keys that an arm takes in each head, in words."""
+        weight, k = "", level
+        if self.by_degree:
+            weight, k = f" at {percent(level)} of the weight", self.settings["ks"][-1]
+        count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
+        if self.rule is None:
+            return f"the {count}most attended {key}{weight}"
+        return f"at most {k:g} {key} that {rule_name(self.rule)} calls sinks{weight}"
+
+    def questions(self) -> Iterator[_Question]:
+        """Whether blocking keys costs anything, at every level; more than as many random ones, at
+        the greatest dose; and more than others that hold as much, at the greatest at which half of
+        the heads have such.
+        """
+        if self.main is None:
+            return
+        for level in self.levels:
+            arm = self.label, level, self.main
+            yield _Question(self.title, f"cost of {self.keys(level)}", arm)
+        if (self.rows["control"] == "random").any():
+            than = f"cost of {self.keys(level)} against as many random ones"
+            yield _Question(self.title, than, arm, (self.label, level, "random"))
+        matched = self.rows[self.rows["control"] == "matched"].groupby("level")["matched"].mean()
+        fit = [level for level in self.levels if matched.get(level, 0) >= MATCHED]
+        if fit:
+            arms = [(self.label, fit[-1], name) for name in ("matched", "equal_mass")]
+            than = f"cost of {self.keys(fit[-1])} against others of equal mass"
+            yield _Question(self.title, than, *arms)
+        elif matched.notna().any():
+            why = f"inconclusive, at most {percent(matched.max())} of heads have such others"
+            than = "cost of these keys against others of equal mass"
+            yield _Question(self.title, than, why=f"{why} (half needed)")
+
+    def lacks(self) -> str | None:
+        """Reason why the model has no such sinks as comparisons are about; None if it has them."""
+        clean = self.rows[self.rows["control"] == "none"]
+        rate = median_over(clean["strong"])
+        if rate.above(PHENOMENON):
+            return None
+        sure = ""
+        if rate.above(PHENOMENON) is None:
+            sure = ", and whether that is enough is inconclusive"
+        return (
+            f"in {percent(rate.value)} of the heads of {self.label} a key gets more than 30 % of "
+            f"the attention (we require {100 * PHENOMENON:.0f} %{sure}; the most attended key gets "
+            f"{percent(clean['strongest'].mean())} on average)"
+        )
+
+    def doses(self) -> Doses:
+        """Removed mass of each level, and the cost of every row."""
+        costs_RK = self.own.pivot(index="row", columns="level", values="cost")
+        removed_K = self.own.groupby("level")["removed"].mean()[costs_RK.columns]
+        return Doses(removed_K.to_numpy(), costs_RK.to_numpy())
 
 
 def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
@@ -98,155 +169,79 @@ def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
     return rows.assign(model=curve.label, level=level, cost=100 * cost / clean.mean())
 
 
-def _curve_lines(curves: list[Reader]) -> list[dict[str, str]]:
-    rows = {one.label: _costs(one) for one in curves}
-    found = [_questions(one, rows[one.label]) for one in curves]
-    asked = [question for questions, _ in found for question in questions]
-    notes = [note for _, notes in found for note in notes]
-    between, why, more = _between(curves, rows)
-    notes += why
-    if not asked:
-        return notes
-    how: dict[str, Any] = {"arm": MODEL, "unit": "row", "words": WORDS}
-    how |= {
-        name: [(one.arm, one.other) for one in some]
-        for name, some in (("pairs", asked), ("apart", between))
-    }
-    table = effects(pd.concat([*rows.values(), *more]), "cost", **how)
-    controls = {}
-    for kind in CONTROLS:
-        some = [_costs(one, kind) for one in curves if kind in twins_of(one.run)]
-        if some:
-            controls[kind] = pd.concat(some).groupby(MODEL)["cost"].mean()
+def _curve_lines(shown: list[Reader]) -> list[dict[str, str]]:
+    curves = [_Curve(one) for one in shown]
+    causal = [one.run.info.model.get("family") != "diffusion" for one in shown]
+    rows = [one.rows for one in curves]
+    own = [question for one in curves for question in one.questions()]
+    between = [
+        question
+        for one, other in product(
+            compress(curves, [not one for one in causal]), compress(curves, causal)
+        )
+        for question in _between(one, other, rows)
+    ]
+    asked, apart = ([one for one in some if not one.why] for some in (own, between))
     lines = []
-    for one, line in zip([*asked, *between], table.to_dict("records"), strict=True):
-        values = {}
-        for kind, means in controls.items():
-            other = means.get(one.other, math.nan) if one.other else 0.0
-            values[kind] = _percent(means.get(one.arm, math.nan) - other)
-        verdict = line["verdict"]
-        if one.other:
-            verdict = MORE.get(verdict, verdict)
-        said = {"model": one.model, "measure": one.measure, "value": _percent(line["mean"])}
-        said |= {"interval": f"{_percent(line['low'])} … {_percent(line['high'])}"}
-        if math.isnan(line["low"]):
-            said["interval"], verdict = "", f"inconclusive, {FEWEST} rows needed"
-        lines.append(said | {"controls": beside(values), "verdict": verdict})
-    return lines + notes
+    if asked:
+        how: dict[str, Any] = {"arm": MODEL, "unit": "row", "words": WORDS}
+        how["pairs"], how["apart"] = (
+            [(one.arm, one.other) for one in some] for some in (asked, apart)
+        )
+        table = effects(pd.concat(rows), "cost", **how)
+        controls = {}
+        for kind in CONTROLS:
+            some = [_costs(one, kind) for one in shown if kind in twins_of(one.run)]
+            if some:
+                controls[kind] = pd.concat(some).groupby(MODEL)["cost"].mean()
+        for one, line in zip([*asked, *apart], table.to_dict("records"), strict=True):
+            values = {}
+            for kind, means in controls.items():
+                other = means.get(one.other, math.nan) if one.other else 0.0
+                values[kind] = _percent(means.get(one.arm, math.nan) - other)
+            verdict = line["verdict"]
+            if one.other:
+                verdict = MORE.get(verdict, verdict)
+            said = {"model": one.model, "measure": one.measure, "value": _percent(line["mean"])}
+            said |= {"interval": f"{_percent(line['low'])} … {_percent(line['high'])}"}
+            if math.isnan(line["low"]):
+                said["interval"], verdict = "", f"inconclusive, {FEWEST} rows needed"
+            lines.append(said | {"controls": beside(values), "verdict": verdict})
+    notes = [one for one in (*own, *between) if one.why]
+    return lines + [
+        {"model": one.model, "measure": one.measure, "verdict": one.why} for one in notes
+    ]
 
 
-def _main(rows: pd.DataFrame) -> str | None:
-    """The arm that a curve is about; None if controls alone were scored."""
-    return next((name for name in MAIN if (rows["control"] == name).any()), None)
-
-
-def _questions(one: Reader, rows: pd.DataFrame) -> tuple[list[_Question], list[dict[str, str]]]:
-    """Whether blocking keys costs anything, at every level; more than as many random ones, at the
-    greatest dose; and more than others that hold as much, at the greatest at which half of the
-    heads have such. And lines without numbers.
+def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_Question]:
+    """A diffusion model with an autoregressive one: at equal count of keys, the least that was
+    scored of both, and at equal removed mass, whose costs become rows of their own.
     """
-    main, title = _main(rows), title_of(one)
-    if main is None:
-        return [], []
-    levels = sorted({*rows.loc[rows["control"] == main, "level"]}, reverse=by_degree(one.run))
-
-    def asked(level: float, than: str = "", arms: tuple[str, ...] = (main,)) -> _Question:
-        measure = f"cost of {_keys_of(one, level)}{than}"
-        return _Question(title, measure, *((one.label, level, control) for control in arms))
-
-    found = [asked(level) for level in levels]
-    if (rows["control"] == "random").any():
-        found.append(asked(levels[-1], " against as many random ones", (main, "random")))
-    matched = rows[rows["control"] == "matched"].groupby("level")["matched"].mean()
-    fit = [level for level in levels if matched.get(level, 0) >= MATCHED]
-    if fit:
-        found.append(asked(fit[-1], " against others of equal mass", ("matched", "equal_mass")))
-    elif matched.notna().any():
-        few = f"inconclusive, at most {percent(matched.max())} of heads have such others"
-        measure = "cost of these keys against others of equal mass"
-        return found, [{"model": title, "measure": measure, "verdict": f"{few} (half needed)"}]
-    return found, []
-
-
-def _between(
-    curves: list[Reader], rows: dict[str, pd.DataFrame]
-) -> tuple[list[_Question], list[dict[str, str]], list[pd.DataFrame]]:
-    """Every diffusion model with every autoregressive one: at equal count of keys, the least that
-    was scored of both, and at equal removed mass, whose costs are rows of their own. And lines
-    without numbers.
-    """
-    causal = [one for one in curves if one.run.info.model.get("family") != "diffusion"]
-    found, notes, more = [], [], []
-    for one, other in itertools.product([one for one in curves if one not in causal], causal):
-        mine, theirs, title = rows[one.label], rows[other.label], title_of(one)
-        main = _main(mine)
-        less = f"less that of {title_of(other)}"
-        why = _lacks(one, mine) or _lacks(other, theirs)
-        blocked = [
-            (_main(some), curve.run.info.settings.get("sink_rule"), by_degree(curve.run))
-            for curve, some in ((one, mine), (other, theirs))
-        ]
-        if main is None or blocked[0] != blocked[1]:
-            why = "not the same keys were blocked in both"
-        if why:
-            verdict = f"no comparison: {why}"
-            notes.append({"model": title, "measure": f"cost {less}", "verdict": verdict})
-            continue
-        of_main = [some[some["control"] == main] for some in (mine, theirs)]
-        shared = {*of_main[0]["level"]} & {*of_main[1]["level"]}
-        if shared:
-            arms = [(label, min(shared), main) for label in (one.label, other.label)]
-            measure = f"cost of {_keys_of(one, min(shared))} {less}"
-            found.append(_Question(title, measure, *arms))
-        doses = [_doses(some) for some in of_main]
-        mass = common_mass(*doses)
-        if math.isnan(mass):
-            measure = f"cost at equal removed attention {less}"
-            verdict = "no comparison: no share of it was removed from both"
-            notes.append({"model": title, "measure": measure, "verdict": verdict})
-            continue
-        arms = [(label, mass, f"{one.label}, {other.label}") for label in (one.label, other.label)]
-        found.append(_Question(title, f"cost of {percent(mass)} of the attention {less}", *arms))
-        for arm, dose in zip(arms, doses, strict=True):
-            cost_R = dose.at(mass)
-            named = dict(zip(MODEL, arm, strict=True))
-            more.append(pd.DataFrame({"row": range(len(cost_R)), "cost": cost_R} | named))
-    return found, notes, more
-
-
-def _doses(rows: pd.DataFrame) -> Doses:
-    """Removed mass of each level of an arm, and the cost of every row."""
-    costs_RK = rows.pivot(index="row", columns="level", values="cost")
-    removed_K = rows.groupby("level")["removed"].mean()[costs_RK.columns]
-    return Doses(removed_K.to_numpy(), costs_RK.to_numpy())
-
-
-def _lacks(curve: Reader, rows: pd.DataFrame) -> str | None:
-    """Reason why a model has no such sinks as the comparison is about; None if it has them."""
-    clean = rows[rows["control"] == "none"]
-    rate = median_over(clean["strong"])
-    if rate.above(PHENOMENON):
-        return None
-    sure = ""
-    if rate.above(PHENOMENON) is None:
-        sure = ", and whether that is enough is inconclusive"
-    return (
-        f"in {percent(rate.value)} of the heads of {curve.label} a key gets more than 30 % of the "
-        f"attention (we require {100 * PHENOMENON:.0f} %{sure}; the most attended key gets "
-        f"{percent(clean['strongest'].mean())} on average)"
-    )
-
-
-def _keys_of(one: Reader, level: float) -> str:
-    """The keys that an arm takes in each head, in words."""
-    settings = one.run.info.settings
-    rule, weight, k = settings.get("sink_rule"), "", level
-    if by_degree(one.run):
-        weight, k = f" at {percent(level)} of the weight", settings["ks"][-1]
-    count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
-    if rule is None:
-        return f"the {count}most attended {key}{weight}"
-    return f"at most {k:g} {key} that {rule_name(rule)} calls sinks{weight}"
+    less = f"less that of {other.title}"
+    why = one.lacks() or other.lacks()
+    blocked = [(each.main, each.rule, each.by_degree) for each in (one, other)]
+    if one.main is None or blocked[0] != blocked[1]:
+        why = "not the same keys were blocked in both"
+    if why:
+        yield _Question(one.title, f"cost {less}", why=f"no comparison: {why}")
+        return
+    shared = {*one.levels} & {*other.levels}
+    labels = (one.label, other.label)
+    if shared:
+        arms = [(label, min(shared), one.main) for label in labels]
+        yield _Question(one.title, f"cost of {one.keys(min(shared))} {less}", *arms)
+    doses = [one.doses(), other.doses()]
+    mass = common_mass(*doses)
+    if math.isnan(mass):
+        why = "no comparison: no share of it was removed from both"
+        yield _Question(one.title, f"cost at equal removed attention {less}", why=why)
+        return
+    arms = [(label, mass, ", ".join(labels)) for label in labels]
+    for arm, dose in zip(arms, doses, strict=True):
+        cost_R = dose.at(mass)
+        named = dict(zip(MODEL, arm, strict=True))
+        rows.append(pd.DataFrame({"row": range(len(cost_R)), "cost": cost_R} | named))
+    yield _Question(one.title, f"cost of {percent(mass)} of the attention {less}", *arms)
 
 
 def _map_lines(one: Reader) -> list[dict[str, str]]:
@@ -258,7 +253,7 @@ def _map_lines(one: Reader) -> list[dict[str, str]]:
     where = f"layer {most['layer']:.0f}"
     if most["head"] >= 0:
         where += f", head {most['head']:.0f}"
-    keys = _keys_of(one, most["k"])
+    keys = _Curve(one).keys(most["k"])
     greatest = {"measure": f"greatest cost of {keys}, nats per token: {where}"}
     greatest |= {"value": signed(most["mean"], 4), "verdict": most["verdict"]}
     if math.isnan(most["low"]):
