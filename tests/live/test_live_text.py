@@ -167,14 +167,6 @@ def test_an_added_sink_can_be_blocked_too():
     ).any()
 
 
-def test_draws_are_repeated():
-    live_text = LiveText(tiny_loaded(), DecodingSettings(temperature=1.0, rule="entropy"))
-    first, second, other = (list(live_text.write("The old man", NEW, seed)) for seed in (5, 5, 6))
-    assert first[-1]["tokens"] == second[-1]["tokens"] != other[-1]["tokens"]
-    *_, last = live_text.block(NEW - 1, 1)
-    assert last["tokens"][: NEW // 2] == other[-1]["tokens"][: NEW // 2]
-
-
 def test_tokens_that_spell_a_character_together_are_read_as_one(tiny):
     (first, *_) = LiveText(tiny, SETTINGS).write("a café 😀 and", 1, 0)
     texts = [token[1] for token in first["tokens"]]
@@ -195,7 +187,7 @@ def blocked(loaded, prompt, **settings):
     return plain, edited
 
 
-@pytest.mark.parametrize("kind", ["llada", "dream", "smdm", "llada_moe", "llada2"])
+@pytest.mark.parametrize("kind", ["dream", "smdm", "llada2"])
 def test_every_published_format_that_fills_masks(kind, tmp_path):
     getattr(published_toys, kind)(tmp_path)
     plain, edited = blocked(load(tmp_path), "5 6 7")
@@ -210,7 +202,7 @@ def test_padding_in_front_is_no_text():
     assert plain[0]["ages"] == [0] * (-prompt % 16) + [4] * prompt + [1] * NEW and -prompt % 16 > 0
 
 
-@pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
+@pytest.mark.parametrize("kind", ["kv", "logit"])
 def test_every_kind_of_added_sink(kind):
     plain, _ = blocked(tiny_loaded(2, sink_kind=kind), "The old man")
     assert plain[0]["added"] == 2
@@ -219,12 +211,10 @@ def test_every_kind_of_added_sink(kind):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"cache": "dual", "block_length": 4},
         {"cache": "prefix", "block_length": 4},
         {"cfg_scale": 1.0},
         {"schedule": "threshold:threshold=0.3"},
         {"schedule": "timed", "rule": "origin", "steps": 12},
-        {"steps": 3},
         {"stop_ids": tuple(range(9, 20))},
     ],
 )

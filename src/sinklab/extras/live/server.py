@@ -1,5 +1,5 @@
 """The server of the live page: who may ask, one thread that runs the model, and requests that can
-be given up.
+be given up. A page is one's own: it is held to come from here, not to be kind.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from threading import Event
@@ -24,13 +24,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sinklab.core.errors import known_fields
+from sinklab.core.errors import one_of
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.extras.live.connections import READING, PageConnection, Strangers, http_connection
-from sinklab.extras.live.live_text import LiveText
+from sinklab.extras.live.live_text import LiveText, Message
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.files import from_json
 from sinklab.lab.reports.payload import script
@@ -39,36 +38,7 @@ from sinklab.lab.reports.style import THEMES, asset
 HERE = "127.0.0.1"
 LONGEST = 1 << 16
 """bytes of a message of the page"""
-AHEAD = 1 << 28
-"""bytes that the model may be ahead of a page"""
-PAGES = 16
-"""that are open at once"""
-TOO_SLOW = 1013
-"""number under which a page is told that it fell too far behind: it may come again"""
-MOST_TOKENS = 4096
-ASKS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "write": {"prompt": str, "new_tokens": int, "seed": int},
-    "block": {"step": int, "key": int, "layer": (int, type(None)), "head": (int, type(None))},
-    "stop": {},
-}
-"""what a page may ask, and of which types"""
-
-
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """What a page asks, and its arguments. Raises ValueError for anything but what `ASKS` has, of
-    its types.
-    """
-    given = from_json(text, dict)
-    what = given.pop("ask", None)
-    if not isinstance(what, str) or what not in ASKS:
-        raise ValueError(f"a page asks one of {', '.join(ASKS)}, not {what!r}")
-    known_fields(what, given, ASKS[what])
-    for name, kind in ASKS[what].items():
-        if not isinstance(given.get(name), kind) or isinstance(given[name], bool):
-            raise ValueError(f"{name} of {what} has another type than it should")
-    if not 1 <= given.get("new_tokens", 1) <= MOST_TOKENS:
-        raise ValueError(f"new_tokens must be 1 to {MOST_TOKENS}, but is {given['new_tokens']}")
-    return what, given
+ASKS = ("write", "block", "stop")
 
 
 class Guard:
@@ -82,7 +52,6 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app, self.name = app, f"sinklab-live-{port}"
         self.hosts = [f"{name}:{port}" for name in (HERE, "localhost")]
-        self.strangers, self._pages = Strangers(), 0
         self._headers = headers_for(self.hosts)
         self.token, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self._is_taken = False
@@ -94,39 +63,28 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        app = self._refusal(scope) or self.app
-        given = HTTPConnection(scope).query_params.get("token")
-        is_address = (
-            scope["type"] == "http" and scope["path"] == "/" and not self._is_foreign(scope)
-        )
-        if is_address and given is not None:
-            app = self._exchange(scope, given)
+        app = self._answer(scope)
 
-        async def guarded(message: Message) -> None:
+        async def guarded(message: Any) -> None:
             if message["type"].endswith("http.response.start"):
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        is_page = scope["type"] == "websocket" and app is self.app
-        self._pages += is_page
-        try:
-            await app(scope, receive, guarded)
-        finally:
-            self._pages -= is_page
+        await app(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is refused; None where it is not."""
+    def _answer(self, scope: Scope) -> ASGIApp:
+        """What answers this request: the page, a refusal, or a cookie for the token."""
         if self._is_foreign(scope):
-            return _refused("This server answers pages of its own address alone.", 403)
+            return _refused("This server answers pages of its own address alone.")
+        given = HTTPConnection(scope).query_params.get("token")
+        if scope["type"] == "http" and scope["path"] == "/" and given is not None:
+            return self._exchange(scope, given)
         if not self._has_cookie(scope):
-            once = "It works once, in one browser; start anew for more."
-            return _refused(f"Open the address that `sinklab serve` printed. {once}", 403)
-        self.strangers.forget(scope["client"])
-        if scope["type"] == "websocket" and self._pages >= PAGES:
             return _refused(
-                f"Too many pages: {PAGES} are open; close one, and load this one again.", 503
+                "Open the address that `sinklab serve` printed. It works once, in one browser; "
+                "start anew for more."
             )
-        return None
+        return self.app
 
     def _is_foreign(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
@@ -148,9 +106,7 @@ class Guard:
         if self._has_cookie(scope):
             return answer
         if self._is_taken or not secrets.compare_digest(given.encode(), self.token.encode()):
-            return _refused(
-                "This address was used already, or is not the one that was printed.", 403
-            )
+            return _refused("This address was used already, or is not the one that was printed.")
         # who only looks whether there is a page, as previews of links do, leaves the address to its
         # owner
         if scope["method"] == "GET":
@@ -159,8 +115,8 @@ class Guard:
         return answer
 
 
-def _refused(text: str, status: int) -> Response:
-    return PlainTextResponse(f"{text}\n", status)
+def _refused(text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", 403)
 
 
 def headers_for(hosts: list[str]) -> dict[str, str]:
@@ -190,56 +146,10 @@ def headers_for(hosts: list[str]) -> dict[str, str]:
 class Job:
     """One request of one page."""
 
-    messages: Iterator[dict[str, Any]]
-    number: int = 1
+    messages: Generator[Message]
+    number: int = 0
     """Of the requests of its page, from 1; every message bears it, so that late ones are known."""
     is_over: Event = field(default_factory=Event)
-
-    def run(self, tell: Callable[[Job, dict[str, Any]], object]) -> None:
-        """In the thread of the model: tell what comes, until it is given up. What is open in it
-        ends here too.
-        """
-        try:
-            # a request that was given up in the queue must not begin
-            while not self.is_over.is_set() and (message := next(self.messages, None)) is not None:
-                tell(self, message)
-        except Exception as error:
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            tell(self, {"kind": "failed", "text": f"{kind}{error}"})
-        finally:
-            self.messages.close()  # type: ignore[attr-defined]
-
-
-class Outbox:
-    """Messages that wait until a page takes them. Of a request that was given up none is told."""
-
-    def __init__(self) -> None:
-        self._waiting: asyncio.Queue[tuple[Job, str] | None] = asyncio.Queue()
-        self._size = 0
-
-    def put(self, by: Job, text: str) -> None:
-        """Add a message, which never waits. A page that is too far behind loses all of them, and
-        its request.
-        """
-        if by.is_over.is_set():
-            return
-        self._size += len(text)
-        if self._size <= AHEAD:
-            self._waiting.put_nowait((by, text))
-            return
-        by.is_over.set()
-        while not self._waiting.empty():
-            self._waiting.get_nowait()
-        self._waiting.put_nowait(None)
-
-    async def take(self) -> str | None:
-        """The next message, once there is one; None where the page has fallen too far behind."""
-        while (one := await self._waiting.get()) is not None:
-            by, text = one
-            self._size -= len(text)
-            if not by.is_over.is_set():
-                return text
-        return None
 
 
 class Live:
@@ -278,46 +188,36 @@ class Live:
         end.
         """
         await page.accept()
-        loop, outbox = asyncio.get_running_loop(), Outbox()
-        live_text, job, number = self.live_text(), None, 0
+        loop, live_text = asyncio.get_running_loop(), self.live_text()
+        job = Job(_messages(live_text, "{}"))
 
-        def tell(by: Job, message: dict[str, Any]) -> None:
-            # the thread of the model hands over and goes on; RuntimeError: the server has ended
-            if not by.is_over.is_set():
-                with suppress(RuntimeError):
-                    numbered = {**message, "request": by.number}
-                    loop.call_soon_threadsafe(outbox.put, by, json.dumps(numbered))
-
-        async def pass_on() -> None:
-            with suppress(WebSocketDisconnect):
-                while (text := await outbox.take()) is not None:
-                    await page.send_text(text)
-                await page.close(TOO_SLOW, "the page fell too far behind the model")
+        def tell(by: Job, message: Message) -> None:
+            # the thread of the model waits until the page has taken it
+            sent = page.send_text(json.dumps({**message, "request": by.number}))
+            asyncio.run_coroutine_threadsafe(sent, loop).result()
 
         await page.send_json(self.about)
-        sender = asyncio.create_task(pass_on())
         try:
-            while (given := await page.receive())["type"] == "websocket.receive":
-                text = given.get("text")
-                if text is None or len(text.encode()) > LONGEST:
-                    await page.close(1009, "a message is text, and not so long")
-                    break
-                if job is not None:
-                    job.is_over.set()
-                number += 1
-                job = self._begin(Job(_messages(live_text, text), number), tell)
-        finally:
-            sender.cancel()
-            if job is not None:
+            async for text in page.iter_text():
                 job.is_over.set()
+                job = Job(_messages(live_text, text), job.number + 1)
+                self._jobs = {one: done for one, done in self._jobs.items() if not done.done()}
+                if any(not one.is_over.is_set() for one in self._jobs):
+                    await page.send_json({"kind": "waiting", "request": job.number})
+                self._jobs[job] = self._thread.submit(self._run, job, tell)
+        finally:
+            job.is_over.set()
 
-    def _begin(self, job: Job, tell: Callable[[Job, dict[str, Any]], None]) -> Job:
-        """Put the request of a page into the queue."""
-        self._jobs = {one: future for one, future in self._jobs.items() if not future.done()}
-        if any(not one.is_over.is_set() for one in self._jobs):
-            tell(job, {"kind": "waiting"})
-        self._jobs[job] = self._thread.submit(job.run, tell)
-        return job
+    @staticmethod
+    def _run(job: Job, tell: Callable[[Job, Message], object]) -> None:
+        """In the thread of the model: tell what comes, until it is given up, or the page or the
+        server has gone. What is open in the request ends here too.
+        """
+        gone = (CancelledError, RuntimeError, WebSocketDisconnect)
+        with closing(job.messages), suppress(StopIteration, *gone):
+            # a request that was given up in the queue must not begin
+            while not job.is_over.is_set():
+                tell(job, next(job.messages))
 
     def end(self) -> bool:
         """Give up all requests; whether the thread was done within a second. A step that runs
@@ -329,10 +229,17 @@ class Live:
         return not wait(self._jobs.values(), timeout=1).not_done
 
 
-def _messages(live_text: LiveText, text: str) -> Iterator[dict[str, Any]]:
-    what, given = parsed(text)
-    if what != "stop":
-        yield from getattr(live_text, what)(**given)
+def _messages(live_text: LiveText, text: str) -> Generator[Message]:
+    """What becomes of a page's request: the messages of `LiveText`, or why it failed."""
+    try:
+        given = from_json(text, dict)
+        what = given.pop("ask", None)
+        one_of("ask", what, ASKS)
+        if what != "stop":
+            yield from getattr(live_text, what)(**given)
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        yield {"kind": "failed", "text": f"{kind}{error}"}
 
 
 def _own(name: str) -> str:
@@ -386,8 +293,7 @@ def server_for(live: Live, port: int = 0) -> tuple[uvicorn.Server, socket.socket
             f"port {port} of {HERE} cannot be had: {error.strerror}; take another, 0 for any"
         ) from error
     guard = Guard(live.app(), listener.getsockname()[1])
-    how: dict[str, Any] = {"http": http_connection(guard.strangers), "ws": PageConnection}
-    how |= {"ws_max_size": LONGEST, "ws_ping_timeout": READING, "lifespan": "off"}
+    how: dict[str, Any] = {"ws_max_size": LONGEST, "lifespan": "off"}
     # a log would hold the token; who forwards a port says nothing here
     how |= {
         "log_config": None,

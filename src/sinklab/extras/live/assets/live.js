@@ -2,7 +2,6 @@
 
 // Seconds between two attempts to come back to a server that is not heard of any more.
 const ATTEMPTS = [1, 2, 4, 8, 16, 30];
-const TOO_SLOW = 1013;
 // Seconds from which on a page says how long something has taken.
 const TEDIOUS = 3;
 
@@ -66,15 +65,14 @@ const live = {
     this.asked = 0;
     this.socket = new WebSocket(`ws://${location.host}/socket`);
     this.socket.addEventListener("message", (event) => this.hear(JSON.parse(event.data)));
-    this.socket.addEventListener("close", (event) => this.lose(event));
+    this.socket.addEventListener("close", () => this.lose());
   },
 
   /** Come back to the server, which is there again after a sleep, or has ended for good. */
-  lose({ code, reason }) {
+  lose() {
     const pause = ATTEMPTS[this.attempts++];
-    const why = code === TOO_SLOW ? "This page read more slowly than the model wrote, and was cut off" : "The server is not heard of any more";
-    const end = "The server has gone, or too many pages of it are open. Close other pages and load this one again; else start `sinklab serve` again, and open the address that it prints.";
-    this.fail(pause ? `${why}${reason && code !== TOO_SLOW ? ` (${reason})` : ""}. Connecting again …` : end, true);
+    const end = "The server has gone. Start `sinklab serve` again, and open the address that it prints.";
+    this.fail(pause ? "The server is not heard of any more. Connecting again …" : end, true);
     if (pause) setTimeout(() => this.connect(), 1000 * pause);
   },
 
