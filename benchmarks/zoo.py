@@ -3,7 +3,7 @@ way it can be run.
 
 python benchmarks/zoo.py --write      # results/zoo_cpu_DATE.json, and the table in
                                       docs/architectures.md
-python benchmarks/zoo.py llama t5     # these alone, printed
+python benchmarks/zoo.py llama bert   # these alone, printed
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from checked import WAYS, held  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
 BEGIN, END = "<!-- table: benchmarks/zoo.py --write -->", "<!-- end of table -->"
-KINDS = {"decoder": "decoder", "encoder": "encoder", "both": "encoder and decoder"}
 
 
 def outcomes(architecture: Architecture) -> dict[str, str]:
@@ -77,7 +76,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """A line for each kind, form of attention and result, with its architectures."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
-        shared = (KINDS[row["kind"]], row["form"], in_words(row["found"]))
+        shared = (row["kind"], row["form"], in_words(row["found"]))
         names.setdefault(shared, []).append(row["name"])
     lines = ["| kind | attention | result | architectures |", "|---|---|---|---|"]
     for shared, found in names.items():

@@ -2,7 +2,6 @@ __version__: str
 
 from .core.instrument.edits.block_keys import BlockKeys as BlockKeys
 from .core.instrument.edits.intervention import intervene as intervene
-from .core.instrument.edits.selectors import From as From
 from .core.instrument.edits.selectors import SinkKeys as SinkKeys
 from .core.instrument.edits.selectors import TopKeys as TopKeys
 from .core.instrument.tracing import trace as trace

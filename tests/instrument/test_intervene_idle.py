@@ -56,7 +56,7 @@ CLEAN = MaskSinks(1, when="clean")
     "edits, forwards, message, enough",
     [
         *(
-            (edit, "f", rf"^{FIRST}.*\(forwards: 1\): when=.*when='now'.*allow_idle=True", "ff")
+            (edit, "f", rf"^{FIRST}.*\(forwards: 1\): .*when='now'.*allow_idle=True", "ff")
             for edit in LOOPS
         ),
         (LATE, "ff", r"^block_keys .*forwards: 2\): .* step 2", "fff"),

@@ -28,18 +28,12 @@ def expected_columns(cache, nth, shift):
     return list(range(start - shift, stop))
 
 
-@pytest.mark.parametrize(
-    "cache, sinks, shift, state_of",
-    [
-        (None, 2, True, "own"),
-        (DualCache(), 0, True, "predicted"),
-    ],
-)
-def test_by_state_against_the_maps(cache, sinks, shift, state_of):
+@pytest.mark.parametrize("cache, sinks, shift", [(None, 2, False), (DualCache(), 0, True)])
+def test_by_state_against_the_maps(cache, sinks, shift):
     model = tiny_model(sinks, logit_shift=shift)
     canvas = canvas_of(model)
     names = ("received", "received_by_state")
-    how = {"statistics": names, "state_of": state_of, "maps": PLACES}
+    how = {"statistics": names, "maps": PLACES}
     steps, recording, _ = decoded(model, canvas, cache=cache, **how)
     assert recording.prefix == sinks
     for nth, step in enumerate(steps):
@@ -54,7 +48,7 @@ def test_by_state_against_the_maps(cache, sinks, shift, state_of):
                 if not canvas.attention_BS[row, own]:
                     assert recording.query_state[nth][row, query] == -1
                     continue
-                target = own + 1 if shift and state_of == "predicted" and own + 1 < CANVAS else own
+                target = own + 1 if shift and own + 1 < CANVAS else own
                 is_open, is_masked = (
                     bool(canvas.open_BS[row, target]),
                     bool(step.masked_BS[row, target]),
@@ -146,7 +140,6 @@ FITTING = SimpleNamespace(open_BS=OPEN, attention_BS=OPEN, mask_id=0)
     "options, message",
     [
         ({}, "canvas=canvas"),
-        ({"canvas": FITTING, "state_of": "next"}, "predicted, own, .* 'next'"),
         ({"canvas": FITTING}, r"\(1, 5\), .* \(1, 4\)"),
     ],
 )

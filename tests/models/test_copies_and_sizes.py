@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from refusals import refused
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
@@ -71,8 +70,6 @@ def test_the_callers_backbone_config_is_left_alone():
 def test_unknown_keys_are_refused_with_the_near_ones(fields, message):
     backbone = tiny_backbone(tie_word_embeddings=fields.pop("is_tied", False))
     refused(message, DiffusionLMConfig, backbone, **fields)
-    if "sink_cuont" in fields:
-        refused(message, DiffusionLM.from_backbone, LlamaForCausalLM(backbone), **fields)
 
 
 @pytest.mark.parametrize("rows, size, message", [(280, 2, "keep at least 3"), (279, 300, "279")])
@@ -117,18 +114,6 @@ def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
     again = DiffusionLM.from_pretrained(tmp_path).eval()
     assert torch.equal(again(IDS).logits, after)
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
-
-
-def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
-    backbone = tiny_backbone()
-    causal = LlamaForCausalLM(backbone).to(torch.bfloat16)
-    model = DiffusionLM.from_backbone(causal, mask_token_id=5)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert torch.equal(
-        model.model.rotary_emb.inv_freq, LlamaForCausalLM(backbone).model.rotary_emb.inv_freq
-    )
-    assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -46,22 +46,6 @@ LATENT |= {
 }
 LATENT |= {"num_key_value_heads": HEADS, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 OLD = {"n_embd": 32, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64, "n_inner": 48}
-BOTH = {
-    f"{part}_{name}": value
-    for part in ("encoder", "decoder")
-    for name, value in [("layers", LAYERS)]
-}
-BOTH |= {f"{part}_attention_heads": HEADS for part in ("encoder", "decoder")}
-BOTH |= {f"{part}_ffn_dim": 48 for part in ("encoder", "decoder")}
-BOTH |= {"d_model": 32, "decoder_start_token_id": 1, "forced_eos_token_id": None}
-LIKE_T5 = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": LAYERS,
-    "num_heads": HEADS,
-    "decoder_start_token_id": 0,
-}
 MAMBA = {
     "mamba_d_state": 8,
     "mamba_d_conv": 4,
@@ -99,11 +83,6 @@ MODERN = {
     "cls_token_id": 1,
     "sep_token_id": 2,
 }
-LED = BOTH | {
-    "attention_window": 4,
-    "max_encoder_position_embeddings": 64,
-    "max_decoder_position_embeddings": 64,
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ class Architecture:
     name: str
     """`model_type` of transformers."""
     kind: str
-    """"decoder", "encoder" or "both" (an encoder and a decoder)."""
+    """"decoder" or "encoder"."""
     form: str
     """What is particular about its attention."""
     fields: dict[str, Any] = field(default_factory=dict)
@@ -121,13 +100,9 @@ class Architecture:
     @property
     def cls(self):
         """The class of transformers that is run."""
-        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+        from transformers import AutoModel, AutoModelForCausalLM
 
-        return {
-            "decoder": AutoModelForCausalLM,
-            "encoder": AutoModel,
-            "both": AutoModelForSeq2SeqLM,
-        }[self.kind]
+        return {"decoder": AutoModelForCausalLM, "encoder": AutoModel}[self.kind]
 
     def model(self, attention="sdpa"):
         """With weights wide enough for attention to be uneven."""
@@ -264,18 +239,4 @@ ZOO = [
     *_of("encoder", "windows and full", "modernbert", **MODERN),
     *_of("encoder", "grouped heads", "eurobert", **GROUPED),
     *_of("encoder", "an attention of its own", "deberta-v2", "mpnet"),
-    *_of("both", "bias by distance", "t5", "mt5", "umt5", **LIKE_T5),
-    *_of(
-        "both",
-        "heads of their own",
-        "bart",
-        "mbart",
-        "pegasus",
-        "marian",
-        "m2m_100",
-        "plbart",
-        **BOTH,
-    ),
-    *_of("both", "heads of their own", "blenderbot", "blenderbot-small", **BOTH),
-    *_of("both", "an attention of its own", "led", **LED),
 ]

@@ -23,14 +23,12 @@ from sinklab.lab.measures import MaskSinks
 from tiny_models import checkpointed
 
 REAL = F.scaled_dot_product_attention
-ROWS, LENGTH, ANSWER, STEPS, PADS = 2, 10, 7, 4, 3
+ROWS, LENGTH, STEPS, PADS = 2, 10, 4, 3
 WAYS = ("left", "right", "half", "steps", "checkpoint", "edit")
 """Ways to run a model: padded left or right, in bfloat16, generating with a cache, a backward pass
 under gradient checkpointing, and losing the strongest key of every head; all but "right" with
 padding on the left.
 """
-CROSS = ("encoder_attn", "EncDecAttention")
-"""Ends of the names of modules that attend to another sequence, which are left alone."""
 
 
 @dataclass
@@ -48,20 +46,14 @@ class Spy:
     strongest key.
     """
 
-    def __init__(self, model, real_BT, kind, edits=False):
+    def __init__(self, model, real_BT, edits=False):
         self.calls = []
-        self.real_BT, self.kind, self.edits = real_BT, kind, edits
-        self.where, self.past = "", 0
+        self.real_BT, self.edits = real_BT, edits
+        self.past = 0
         model.register_forward_hook(self._ends, with_kwargs=True)
-        for path, module in model.named_modules():
-            if "Att" in type(module).__name__:
-                module.register_forward_pre_hook(
-                    lambda *given, path=path: setattr(self, "where", path)
-                )
 
     def _ends(self, module, args, kwargs, output):
-        ids_BQ = kwargs["decoder_input_ids"] if self.kind == "both" else kwargs["input_ids"]
-        self.past += ids_BQ.shape[1]
+        self.past += kwargs["input_ids"].shape[1]
 
     def __call__(
         self,
@@ -74,11 +66,10 @@ class Spy:
         scale=None,
         enable_gqa=False,
     ):
-        is_cross = self.where.endswith(CROSS)
         call, bias = self._read(query, key, attn_mask, is_causal, scale)
-        if torch._C._current_graph_task_id() == -1 and not is_cross:
+        if torch._C._current_graph_task_id() == -1:
             self.calls.append(call)
-        if is_cross or not self.edits:
+        if not self.edits:
             return REAL(
                 query,
                 key,
@@ -121,17 +112,13 @@ class Spy:
         score = score * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
         may = may.expand_as(score)
         map_BHQS = score.masked_fill(~may, -math.inf).softmax(-1).nan_to_num()
-        if self.kind == "both" and "encoder" not in self.where:
-            real_BQ = torch.ones(len(q), queries, dtype=torch.bool)
-        else:
-            end = queries + (0 if self.kind == "both" else self.past)
-            real_BQ = self.real_BT[:, end - queries : end]
+        real_BQ = self.real_BT[:, self.past : self.past + queries]
         return Call(map_BHQS, may, real_BQ), bias
 
 
 @contextmanager
-def spied(model, real_BT, kind, edits=False):
-    spy = Spy(model, real_BT, kind, edits)
+def spied(model, real_BT, edits=False):
+    spy = Spy(model, real_BT, edits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", spy)
         yield spy
@@ -151,14 +138,10 @@ def held(architecture, way):
     real_BT[1, slice(-PADS, None) if way == "right" else slice(0, PADS)] = 0
     ids_BT = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=generator) * real_BT
     given = {"input_ids": ids_BT, "attention_mask": real_BT}
-    if architecture.kind == "both" and way != "steps":
-        given["decoder_input_ids"] = torch.randint(
-            3, VOCABULARY, (ROWS, ANSWER), generator=generator
-        )
     every_BT = torch.cat([real_BT, torch.ones(ROWS, STEPS, dtype=torch.long)], 1).bool()
     edits = way == "edit"
     try:
-        with spied(other, every_BT, architecture.kind, edits) as spy:
+        with spied(other, every_BT, edits) as spy:
             expected = _run(other, way, given)
     except Exception as error:
         return f"does not run: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
@@ -173,11 +156,7 @@ def held(architecture, way):
         return f"refused: {error}"
     assert spy.calls, "attention was recorded that no call made"
     if edits:
-        real_BQ = (
-            real_BT.bool()
-            if architecture.kind != "both"
-            else torch.ones(ROWS, ANSWER, dtype=torch.bool)
-        )
+        real_BQ = real_BT.bool()
         assert_close(found[0][real_BQ], expected[0][real_BQ], rtol=1e-3, atol=1e-4)
         return "right"
     for one, two in zip(found, expected, strict=True):

@@ -9,7 +9,6 @@ from .edits.intervention import InterventionLog as InterventionLog
 from .edits.intervention import RemovalRecord as RemovalRecord
 from .edits.intervention import intervene as intervene
 from .edits.removals import Removal as Removal
-from .edits.selectors import From as From
 from .edits.selectors import Positions as Positions
 from .edits.selectors import Selector as Selector
 from .edits.selectors import SinkKeys as SinkKeys

@@ -150,12 +150,6 @@ def no_call_message(tap: Any, forwards: int) -> str:
             "nothing to read: the model was not run inside the block; call it there (or the "
             "module that was passed)"
         )
-    if tap.left_alone:
-        return (
-            f"the model ran {forwards} times and attended to another sequence alone "
-            f"({', '.join(tap.left_alone)}): traces and edits read self-attention; take a model "
-            "that has some"
-        )
     kind = attention_of(stated(tap.model, "config"))
     known = ""
     if kind:

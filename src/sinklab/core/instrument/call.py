@@ -27,16 +27,9 @@ from sinklab.core.attention.received import (
 )
 from sinklab.core.attention.visibility import Visibility
 from sinklab.core.compat import in_backward
-from sinklab.core.errors import known_fields
 from sinklab.core.instrument.keys import as_flags, blocked, highest, last_query, refuse_short
 from sinklab.core.instrument.states import position_states_of
 from sinklab.core.sinks import STATES, Rule, find_sinks
-
-CONTEXT = (
-    *("heads", "step", "prefix", "query_state_BQ", "made_BHQD", "is_clean"),
-    *("memory", "choice", "chosen", "alone_BH"),
-)
-"""Fields of a call that say to whom it is shown, and when."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +102,9 @@ class Call:
     """Results for `heads`: what a recorder wants of some heads alone, in one pass (`fill`)."""
 
     def within(self, **context: Any) -> Call:
-        """This call with other `CONTEXT`: results that are known stay known."""
-        known_fields("the context of a call", context, CONTEXT)
+        """This call, shown to somebody else or at another time: results that are known stay known.
+        `context` are fields from `tap` on.
+        """
         other = replace(self, **context)
         object.__setattr__(other, "known", self.known)
         if "heads" not in context:

@@ -28,12 +28,11 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 class KeyOrigin:
     """Origin of the keys that an attention module reads, by its arguments."""
 
+    module: nn.Module
     is_own: bool
     """Whether the keys belong to the sequence of the queries; False for cross attention."""
     cache: Any
     """Cache of keys; None without one."""
-    layer_idx: int | None
-    """Number of the layer in that cache."""
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> KeyOrigin:
@@ -41,28 +40,29 @@ class KeyOrigin:
         kind: Any = type(module)
         names = parameters(kind)
         given = dict(zip(names, args, strict=False)) | kwargs
-        first = next(iter(given.values()), None)
         others = [given.get(name) for name in OTHERS if name in names]
         if "query" in names and "key" in names:
-            first = given.get("query")
             others.append(given.get("key"))
-        is_own = not any(
-            isinstance(other, Tensor) and not _is_same(other, first) for other in others
-        )
+        first = next(iter(given.values()), None)
+        is_own = not any(isinstance(other, Tensor) and other is not first for other in others)
         found = next((given[name] for name in CACHES if given.get(name) is not None), None)
-        # of an encoder-decoder, whose cross attention has a cache of its own
-        found = stated(found, "self_attention_cache", found)
-        return cls(is_own, found, stated(module, "layer_idx"))
+        return cls(module, is_own, found)
 
     def check(self, layer: str, keys: int) -> None:
-        """Raises ValueError if the cache has dropped keys."""
+        """Raises ValueError for cross attention, and if the cache has dropped keys."""
+        if not self.is_own:
+            raise ValueError(
+                f"{layer or 'the model'} attends to another sequence, and traces and edits read "
+                "self-attention: watch a part that has no other, such as model.encoder"
+            )
         layers = stated(self.cache, "layers")
         if not layers:
             return
         stores = layers
-        if self.layer_idx is not None:
+        number = stated(self.module, "layer_idx")
+        if number is not None:
             # layers beyond those of the cache read the keys of an earlier one
-            stores = layers[self.layer_idx : self.layer_idx + 1] or layers
+            stores = layers[number : number + 1] or layers
         seen = max(map(seen_length, stores))
         if seen > keys:
             raise ValueError(
@@ -81,13 +81,3 @@ def parameters(kind: Any) -> tuple[str, ...]:
 def says_more(kind: Any) -> bool:
     """Whether the arguments of such a module may name other keys."""
     return not {*OTHERS, *CACHES, "key"}.isdisjoint(parameters(kind))
-
-
-def _is_same(other: Tensor, first: Any) -> bool:
-    """Whether both are one tensor, or views of it that show the same."""
-    if other is first or not isinstance(first, Tensor):
-        return other is first
-    return other.data_ptr() == first.data_ptr() and (other.shape, other.stride()) == (
-        first.shape,
-        first.stride(),
-    )

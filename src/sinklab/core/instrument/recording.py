@@ -127,11 +127,6 @@ class Recording:
         """Module paths of the recorded layers as they ran; `path#2` ran again."""
         return list(self._recorder.scope.chosen_layers())
 
-    @property
-    def cross_attention(self) -> list[str]:
-        """Module paths of attention to another sequence, which is neither recorded nor edited."""
-        return self._recorder.left_alone
-
     def mark(self, step: object = None) -> None:
         """End a step, of which the first forward is kept. Raises ValueError without a forward."""
         self._recorder.mark(step)

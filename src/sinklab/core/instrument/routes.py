@@ -103,7 +103,7 @@ class ModelTap(Tap, TorchFunctionMode):
         self.check_thread()
         self._stack.append(path)
         try:
-            if base == "sdpa" or not self._is_heard(path):
+            if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
             kind = attention_functions[base]
@@ -194,20 +194,13 @@ class ModelTap(Tap, TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _CAUGHT and self._stack and self._is_heard(self._stack[-1]):
+        if func in _CAUGHT and self._stack and is_observed(self.model):
             if func is _SDPA:
                 func = self._attend
             else:
                 path = self._stack[-1]
                 func = with_attention(func, self._attend, path, self._modules[path])
         return func(*args, **(kwargs or {}))
-
-    def _is_heard(self, path: str) -> bool:
-        """Whether listeners are shown the calls of this module: not those to another sequence."""
-        if path in self._origins and not self._origins[path].is_own:
-            self.left_alone[path] = None
-            return False
-        return is_observed(self.model)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         call, edited = self._edit_call(

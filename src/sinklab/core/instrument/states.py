@@ -11,9 +11,6 @@ from sinklab.core.compat import config_value, stated
 from sinklab.core.errors import check_tensor
 from sinklab.core.sinks import COMMITTED, MASKED
 
-STATE_OF = ("predicted", "own")
-"""Position that gives a query its state: the position it predicts, or its own."""
-
 
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     """State of every position of the canvas, int8 (B, S): its number in `STATES`, −1 for padding.

@@ -142,9 +142,6 @@ class Tap:
         """
         self.layers: dict[str, int] = {}
         """Module paths of the attention calls so far, and their numbers, in the order they run."""
-        self.left_alone: dict[str, None] = {}
-        """Paths of the modules that attended to another sequence: their calls are not listened
-        to."""
         self._modules = dict(model.named_modules())
         lists = {path for path, one in self._modules.items() if isinstance(one, nn.ModuleList)}
         # Paths of the decoder layers: the items of every `nn.ModuleList`.
@@ -308,7 +305,7 @@ class Tap:
         one.
         """
         kinds = {type(self._modules[path]) for path in called}
-        for path in sorted(ran - called - self.left_alone.keys()):
+        for path in sorted(ran - called):
             if type(self._modules[path]) in kinds and not any(
                 other.startswith(f"{path}.") for other in called
             ):

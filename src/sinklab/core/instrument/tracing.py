@@ -13,14 +13,13 @@ from torch import Tensor
 from sinklab.core.attention.context import module_of
 from sinklab.core.attention.received import attention_map
 from sinklab.core.compat import config_value
-from sinklab.core.errors import check_tensor, one_of
+from sinklab.core.errors import check_tensor
 from sinklab.core.instrument.backends import no_call_message
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.recording import ForwardRecord, Recording
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.instrument.scope import MapKey, RecordingScope
 from sinklab.core.instrument.states import (
-    STATE_OF,
     DecodedCanvas,
     position_states_of,
     query_states,
@@ -41,7 +40,7 @@ class Recorder(Listener):
     scope: RecordingScope
     canvas: DecodedCanvas | None
     is_shifted: bool
-    """Whether the state of a query is that of the next position, which it predicts."""
+    """Whether a query predicts the next position, whose state is its own."""
     exact: bool
     probing: int = 0
     """Number of `InterventionLog.probing` blocks around the trace."""
@@ -49,8 +48,6 @@ class Recorder(Listener):
     """The first forward of each marked step."""
     pending: list[ForwardRecord] = field(default_factory=list)
     """Forwards since the last mark."""
-    left_alone: list[str] = field(default_factory=list)
-    """Paths of cross attention."""
     _open: ForwardRecord | None = None
 
     def __post_init__(self) -> None:
@@ -184,7 +181,6 @@ class Recorder(Listener):
         if frame is None or not frame.places:
             return
         layers = self.tap.layers
-        self.left_alone = list(self.tap.left_alone)
         # before the first forward has ended, a layer counted from the end may be any
         self.scope.check_layers(list(layers))
         frame.maps = {
@@ -210,7 +206,6 @@ def trace(
     statistics: Sequence[str | Statistic] = ("received", "value_norm"),
     *,
     canvas: Any = None,
-    state_of: str = "predicted",
     allow_empty: bool = False,
     exact: bool = True,
     layers: Iterable[int | str] | int | str | None = None,
@@ -227,17 +222,16 @@ def trace(
 
     Outputs are bit-identical: the model keeps its own kernel. Traces nest, also with `intervene` in
     either order, and see edited calls. Calls inside `sinklab.core.attention.unobserved()` are not
-    seen, and attention to another sequence is left alone (`recording.cross_attention`). The thread
-    that opens the block runs the model.
+    seen, and attention to another sequence is refused. The thread that opens the block runs the
+    model.
 
     Args:
         statistics: names in `sinklab.core.registry.statistics`, with options as "name:field=value",
             or values.
         canvas: the canvas that is decoded (`sinklab.core.subject.Canvas`): it tells the states of
             queries and keys, with the ids that the denoiser announces
-            (`sinklab.core.attention.running`) or the model's `input_ids`.
-        state_of: "predicted": a query is in the state of the position it predicts (the next one if
-            `model.config.logit_shift` is set); "own": of its own position.
+            (`sinklab.core.attention.running`) or the model's `input_ids`. A query is in the state
+            of the position it predicts (the next one if `model.config.logit_shift` is set).
         allow_empty: the model need not run inside the block.
         exact: False lets a denoiser keep its fast decoder: numbers are equal within rounding, and
             the model may be under no edit.
@@ -260,13 +254,12 @@ def trace(
                 f"{label} needs states of queries: no canvas was given: trace(model, …, "
                 "canvas=canvas)"
             )
-    one_of("state_of", state_of, STATE_OF)
     if not isinstance(canvas, DecodedCanvas | None):
         raise ValueError(
             f"canvas must have open_BS, mask_id and attention_BS, which {type(canvas).__name__} "
             "lacks: pass the sampling.Canvas that is decoded"
         )
-    is_shifted = state_of == "predicted" and bool(config_value(model, "logit_shift"))
+    is_shifted = bool(config_value(model, "logit_shift"))
     scope = RecordingScope(layers, heads, steps, maps)
     recorder = Recorder(chosen, scope, canvas, is_shifted, exact)
     with tapped(model, recorder) as tap:

@@ -25,7 +25,6 @@ from sinklab.core.subject.generation import GenerateByDenoising
 from sinklab.core.subject.head import Head, LossTargets
 from sinklab.core.subject.masks import CanvasGeometry
 from sinklab.core.subject.prefix import SinkPrefix, take_prefix
-from sinklab.core.subject.sinks import tensors_of
 
 
 def _round_to_bfloat16(
@@ -140,25 +139,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 started = torch.empty_like(self.get_parameter(name))
                 self.config.sink.initialize(name, started, std)
                 init.copy_(self.get_parameter(name), started)
-
-    @classmethod
-    def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
-        """A DLM with the weights of an autoregressive model; ``settings`` are fields of the config.
-
-        Raises ValueError for a model of another type.
-        """
-        fields = {**causal_lm.config.to_dict(), "dtype": causal_lm.dtype}
-        # not .to(dtype): that would round the rotary frequencies too
-        model: Any = cls._from_config(
-            DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype
-        )
-        missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
-        ours = (*tensors_of(model.config), "gates.")
-        if unexpected or any(not name.startswith(ours) for name in missing):
-            raise ValueError(
-                f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}"
-            )
-        return model
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **settings: Any

@@ -9,7 +9,7 @@ step reads the device once: on a GPU each read is a wait.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from sinklab.core.subject.denoisers import (
 )
 from sinklab.core.subject.rules import Candidates, UnmaskingRule, check_numbers, rule_of
 from sinklab.core.subject.schedules import Schedule, Turn, check_equal_rows, schedule_of
-from sinklab.core.subject.tokens import TokenOptions, TokenSampling, perturb, required
+from sinklab.core.subject.tokens import TokenSampling, perturb, required
 
 # B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 
@@ -90,7 +90,7 @@ def denoise(
     block_length: int | None = None,
     generator: torch.Generator | None = None,
     stop_ids: Iterable[int] | int | None = None,
-    **tokens: Unpack[TokenOptions],
+    **tokens: Any,
 ) -> Iterator[Step]:
     """Decode the open positions of `canvas` while the steps are iterated; the last step has the
     result, `ids_BS`. [MASK] is never proposed; every open position is committed once, ties from the
@@ -115,7 +115,7 @@ def denoise(
     Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     denoiser = denoiser_of(denoiser, canvas)
-    sampling = TokenSampling(**tokens)  # type: ignore[arg-type]
+    sampling = TokenSampling(**tokens)
     rule = rule_of(rule)
     schedule = schedule_of(schedule, rule, sampling)
     if sampling.temperature > 0:

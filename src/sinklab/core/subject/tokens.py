@@ -4,9 +4,7 @@ Published samplers draw from the same distributions by different arithmetic; thi
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,16 +13,6 @@ from sinklab.core.attention.context import on_device, widest_float
 from sinklab.core.errors import Checked, check_vocabulary, limited, whole_numbers
 
 # M candidate positions, V vocabulary, P pieces of it
-
-
-class TokenOptions(TypedDict, total=False):
-    """The fields of `TokenSampling`, as `denoise` takes them."""
-
-    temperature: float
-    top_p: float | None
-    top_k: int | None
-    suppress_ids: Iterable[int] | int
-    text_vocabulary: int | None
 
 
 @dataclass(frozen=True)

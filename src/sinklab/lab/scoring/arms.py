@@ -371,7 +371,7 @@ def positions_read(read: str | Sequence[int], length: int) -> Tensor:
     """Positions whose tokens count, bool (S,).
 
     Args:
-        read: "all", "from32" (from position 32 on; `From` makes it), or numbers of positions.
+        read: "all", "from32" (from position 32 on), or numbers of positions.
         length: of the text.
 
     Raises:

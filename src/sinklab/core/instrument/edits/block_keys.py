@@ -266,16 +266,6 @@ class BlockKeys(Edit):
             }
         return numbers | {name: note.expand_as(held_BH) for name, note in call.choice.notes.items()}
 
-    def why_idle(self) -> tuple[str, str] | None:
-        if self.when not in ("previous", "kept"):
-            return None
-        return (
-            f"when={self.when!r} removes what the step before chose, and no sequence "
-            "had a second step",
-            "run more than one denoising step, or choose within the step: when='now' from the call "
-            "that loses them, when='clean' from an unedited one",
-        )
-
 
 def _select(selector: Selector, call: Call) -> Tensor:
     """Keys that a selector chooses, bool (B, H or 1, S). Raises ValueError for anything else."""

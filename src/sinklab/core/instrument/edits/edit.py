@@ -71,10 +71,6 @@ class Edit(Checked):
         the next step, into `Call.memory`.
         """
 
-    def why_idle(self) -> tuple[str, str] | None:
-        """Why there was no opportunity to act, and the remedy; None if it lies with the model."""
-        return None
-
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
         return Editor(self, log, forwards_per_step)
@@ -95,7 +91,6 @@ class Editor(Listener):
         self.scope = RecordingScope(intervention.layers, intervention.heads)
         log.handlers.append(self)
         self.acted = False
-        self.is_unchanged = False
         self.length = 0
         """Most canvas positions of a call so far."""
         self._generator: torch.Generator | None = None
@@ -145,7 +140,6 @@ class Editor(Listener):
             return call
         edited = self.check_call(self.intervention.before(here), here)
         if edited is here:
-            self.is_unchanged = True
             return call
         # the forward that a backward pass repeats is in the log already
         if not call.is_replay:
@@ -327,25 +321,9 @@ class Editor(Listener):
             ran += f", forwards_per_step={self.forwards_per_step}"
         if log.probed:
             ran += f", under log.probing(): {log.probed}"
-        why, remedy = self._why_idle()
         log.idle[self.label] = (
-            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or "
-            "accept that with intervene(…, allow_idle=True)"
-        )
-
-    def _why_idle(self) -> tuple[str, str]:
-        first = self.intervention.extent[0]
-        if first:
-            return (
-                f"it begins at step {first} (the first is 0), and no sequence came so far",
-                "begin earlier",
-            )
-        why = self.intervention.why_idle()
-        if why is not None:
-            return why
-        if self.is_unchanged:
-            return "it returned every call as it was", "return dataclasses.replace(call, …)"
-        return (
-            "its layers made no attention call outside log.probing()",
-            "run the model there as well",
+            f"{self.label} had no opportunity to act in this block ({ran}): it begins at step "
+            f"{self.intervention.extent[0]} of a sequence, and a choice of keys acts a step later "
+            "(when='now' acts at once); run more steps outside log.probing(), or accept that with "
+            "intervene(…, allow_idle=True)"
         )

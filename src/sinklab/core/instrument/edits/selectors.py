@@ -147,11 +147,6 @@ WORDS = ("all", "from32", *STATES)
 """Ways to say which; ``from32`` stands for any position."""
 
 
-def From(position: int) -> str:
-    """Queries at canvas positions from this one on, as `BlockKeys` takes them: ``"from32"``."""
-    return f"from{position}"
-
-
 def first_query(queries: str | None) -> int:
     """The position that words such as "from32" name; −1 for other words."""
     number = str(queries).removeprefix("from")
