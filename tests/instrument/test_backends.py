@@ -6,7 +6,6 @@ records.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,14 +16,13 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core.instrument import (
     BlockKeys,
-    Edit,
     Positions,
     TopKeys,
     intervene,
     trace,
 )
 from sinklab.core.instrument.routes import ModelTap
-from sinklab.core.registry import interventions, statistics
+from sinklab.core.registry import statistics
 from tiny_diffusion import tiny_model
 from tiny_models import SIZES, llama
 
@@ -141,29 +139,6 @@ def test_edits_of_eager_attention():
             untouched = model(IDS, **given).logits[LEFT.bool()]
         assert (untouched - logits[-1]).abs().max() > 1e-2
     assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
-    assert_close(*logits, rtol=1e-4, atol=1e-4)
-
-
-@dataclass(frozen=True)
-class Open(Edit):
-    """Another mask than the model's: none, or a causal one alone."""
-
-    is_causal: bool = False
-
-    def before(self, call):
-        return replace(call, mask=None, is_causal=self.is_causal)
-
-
-@pytest.mark.ring("lab")
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_an_edit_that_opens_the_mask_opens_that_of_eager_attention(is_causal, scratch):
-    scratch(interventions)
-    interventions.register("open")(Open)
-    model, logits = llama(), []
-    for name in ("sdpa", "eager"):
-        model.set_attn_implementation(name)
-        with intervene(model, Open(is_causal)), torch.no_grad():
-            logits.append(model(IDS, attention_mask=LEFT).logits)
     assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 

@@ -84,11 +84,11 @@ def canvas_of(length):
     return SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=0)
 
 
-@pytest.mark.parametrize("kind, heads", [("none", None), ("padding", (3, 0)), ("by_query", None)])
+@pytest.mark.parametrize("kind, heads", [("padding", (3, 0)), ("by_query", None)])
 def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
     model, x_BQE = Model(), torch.empty(B, S, H * D, device="meta")
-    shape = {"none": None, "padding": (B, 1, 1, S), "by_query": (B, 1, S, S)}[kind]
-    mask = None if shape is None else torch.empty(shape, dtype=torch.bool, device="meta")
+    shape = {"padding": (B, 1, 1, S), "by_query": (B, 1, S, S)}[kind]
+    mask = torch.empty(shape, dtype=torch.bool, device="meta")
     ids_BS, counts = torch.empty(B, S, dtype=torch.int64, device="meta"), []
     during = []
     model.layers[-1].register_forward_hook(lambda *_: during.append(len(departures)))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from probed import canvas_of, decoded
 from torch.testing import assert_close
 
 from refusals import refusing
@@ -17,7 +16,6 @@ from sinklab.core.attention import is_observed
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast.arithmetic import bisected_median, partitioned_median
-from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.statistics import MassiveActivations
 from sinklab.lab.scoring import ClipChannel, state_records
@@ -101,26 +99,6 @@ class Pairs(HandWritten):
         return x_BSD @ self.embed.weight.T
 
 
-class Twice(torch.nn.Module):
-    """A decoder layer that attends twice."""
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x_BSD):
-        return self.second(self.first(x_BSD))
-
-
-def test_a_layer_that_attends_twice_is_recorded_by_its_first_call():
-    model = HandWritten()
-    model.blocks = torch.nn.ModuleList([Twice(*model.blocks[:2])])
-    with torch.no_grad(), intervene(model, ClipChannel(channels=(0,), limit=0.0)) as log:
-        model(distinct(1))
-    assert log.tap.layers == {"blocks.0.first": 0, "blocks.0.second": 1}
-    assert {record.layer for record in state_records(log)} == {0}
-
-
 LEFT = torch.ones(2, 9, dtype=torch.long)
 LEFT[1, :5] = 0
 
@@ -148,16 +126,6 @@ def test_massive_activations_are_those_of_the_hooks(model, given):
             real_S = given["attention_mask"][row].numpy() if given else None
             expected = greatest(states_BSD[row], 5, real_S)
             assert_allclose(found[0, row, layer], expected, rtol=1e-5)
-
-
-def test_positions_are_those_of_the_canvas_under_a_cache():
-    model = tiny_model(1)
-    canvas, names = canvas_of(model, [[5, 6, 7, 8]]), ("massive_activations",)
-    _, recording, _ = decoded(model, canvas, cache=DualCache(), statistics=names)
-    for nth, columns_Q in enumerate(recording.columns):
-        found = recording.massive_activations[nth][..., POSITION]
-        assert set(found.flatten().int().tolist()) <= set(columns_Q.tolist())
-    assert {len(columns_Q) for columns_Q in recording.columns} == {10, 3}
 
 
 class Bare(torch.nn.Module):

@@ -11,7 +11,7 @@ from probed import IDS, TEXTS, padding
 from refusals import refused
 from sinklab.core.instrument import BlockKeys, Dose, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
-from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, Random, by_protocol
+from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, by_protocol
 from sinklab.lab.measures.controls import TOLERANCE
 from tiny_models import llama
 
@@ -45,17 +45,6 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
         abs=1e-6,
     )
     assert recording.received[0].shape[1] == len(logs[0].removals[0].layers)
-
-
-def test_random_columns_are_no_sinks_where_a_rule_says_what_sinks_are():
-    model, rule = llama().double(), Excess(0.3)
-    with (
-        torch.no_grad(),
-        intervene(model, BlockKeys(Random(SinkKeys(rule, 1)), when="now")) as log,
-    ):
-        for ids in TEXTS:
-            model(ids)
-    assert log.dose().sinks == 0 and 0 < log.dose().keys <= 1
 
 
 def test_the_log_counts_sinks_among_the_keys_that_were_chosen():

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from refusals import refused, refusing
 from sinklab.core.attention import running
 from sinklab.core.instrument import intervene, trace
-from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import (
     LoneRows,
     MaskPositions,
@@ -160,11 +160,10 @@ def test_a_canvas_that_does_not_fit_is_refused():
             model(q, k, k)
 
 
-@pytest.mark.parametrize("cache, shift", [(PrefixCache(), False), (DualCache(), True)])
-def test_a_window_in_a_cached_decoding_sees_its_neighbours(cache, shift):
-    model = tiny_model(1, logit_shift=shift)
+def test_a_window_in_a_cached_decoding_sees_its_neighbours():
+    model = tiny_model(1, logit_shift=True)
     canvas = canvas_of(model, [[5, 6, 7, 8, 9, 10]])
-    _, recording, _ = decoded(model, canvas, WindowAttention(1), cache=cache)
+    _, recording, _ = decoded(model, canvas, WindowAttention(1), cache=DualCache())
     for row, columns in zip(recording.received, recording.columns, strict=True):
         first, last = int(columns.min()), int(columns.max())
         seen = [key for key in range(12) if bool((row[..., 1 + key] > 0).all())]
@@ -244,11 +243,8 @@ def test_positions_that_are_never_there_are_refused(model, edit, message):
     "make, message",
     [
         (lambda: MaskPositions(()), "got none"),
-        (lambda: MaskPositions((3, -1)), "positions takes whole.*-1"),
         (lambda: MaskPositions(3, how="maks"), "'mask'"),
         (lambda: MaskPositions(3, steps=(4, 4)), r"got \(4, 4\)"),
-        (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),
-        (lambda: MaskPositions(1, steps=3), r"\(3,\): write \(4, 8\)"),
         (lambda: WindowAttention(-1), "radius .* -1"),
         (lambda: LoneRows(rows=()), "rows"),
     ],

@@ -94,13 +94,6 @@ class Nothing(Selector):
         return torch.zeros_like(call.scores_BHS, dtype=torch.bool)
 
 
-def test_an_intervention_on_calls_conforms(scratch):
-    scratch(interventions)
-    interventions.register("hot")(Hot)
-    check_intervention(Hot(), tiny_model())
-    check_intervention(Hot(layers=(1,)), tiny_model())
-
-
 @pytest.mark.parametrize(
     "select, message",
     [

@@ -58,11 +58,9 @@ def decoded(model, canvas, cache, edit):
 
 
 PLACES = [*itertools.product(("left",), CACHES), ("right", "none")]
-# every model in two places, edited in one of them
 CASES = [
-    (kind, *PLACES[(row + 2 * turn) % 4], edit)
-    for row, kind in enumerate(MODELS)
-    for turn, edit in enumerate(("none", "strongest"))
+    (kind, *PLACES[row % 4], edit)
+    for row, (kind, edit) in enumerate(zip(MODELS, itertools.cycle(("none", "strongest"))))
 ]
 CASES += [
     ("sinks in front", "left", cache, edit)

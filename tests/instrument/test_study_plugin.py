@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dense_twin import dense, received, top
-from probed import EXACT, IDS, PADDED
-from torch.testing import assert_close
 
 from conformance.probing import check_intervention
-from refusals import refusing
 from sinklab import intervene
-from sinklab.core.instrument import BlockKeys
 from sinklab.core.registry import interventions, removals
 from sinklab.lab.files import load_plugin
-from sinklab.lab.measures import MaskPositions, MaskSinks
 from sinklab.lab.scoring import state_records
 from tiny_diffusion import tiny_model
 from tiny_models import llama
@@ -89,33 +83,3 @@ def test_neurons_of_a_sink_move_to_another_position(plugin, tmp_path, seed):
     moved = {one.layer for one in state_records(log)}
     assert moved == set(flags_LF.any(1).nonzero()[:, 0].tolist())
     assert not any(reader._forward_pre_hooks for reader in readers)
-
-
-def test_pooled_values_are_the_mean_of_the_other_keys(plugin):
-    model = llama().double()
-    with torch.no_grad(), intervene(model, MaskSinks(2, when="now", how="pool_value")) as log:
-        ours = model(IDS, attention_mask=PADDED).logits
-    real = PADDED.bool()
-
-    def pooled(layer, a, v):
-        gone = top(received(a, real), 2)[:, :, 0]
-        others = real[:, None] & ~gone
-        mean = (v * others[..., None]).sum(2) / others.sum(-1)[..., None]
-        return torch.where(gone[..., None], mean[:, :, None], v)
-
-    theirs, twin = dense(model, lambda: model(IDS, attention_mask=PADDED).logits, values=pooled)
-    assert_close(ours[real], theirs[real], **EXACT)
-    # attention stays as it is
-    held = torch.stack(
-        [received(a, real).topk(2).values.sum(-1) / real.sum(-1)[:, None] for a in twin.maps], 1
-    )
-    assert_close(log.removals[0]["removed"], held.float())
-    causal = llama(causal=True)
-    with (
-        refusing("different keys"),
-        intervene(causal, BlockKeys("top:k=1", when="now", how="pool_value")),
-    ):
-        causal(IDS)
-    absent = MaskPositions((0,), how=f"mean_value:file={PLUGIN.parent}/absent")
-    with refusing("no reference values"), intervene(model, absent):
-        model(IDS)

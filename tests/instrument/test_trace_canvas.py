@@ -10,7 +10,7 @@ from sinklab.core.attention import running_canvas
 from sinklab.core.instrument import Listener, trace
 from sinklab.core.instrument.routes import tapped
 from tiny_diffusion import tiny_model
-from tiny_models import HandWritten, llama
+from tiny_models import HandWritten
 
 IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
 
@@ -30,7 +30,6 @@ class Announced(Listener):
     "columns, shift, expected",
     [
         (slice(4, 7), True, [3, 4, 5, 6]),
-        (torch.tensor([2, 3, 8]), False, [2, 3, 8]),
         (torch.tensor([0, 5]), True, [0, 4, 5]),
     ],
 )
@@ -102,12 +101,6 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
         assert first[:, 1, 1].isnan().all()
         assert not first[:, [0, 2, 3]].isnan().any() and not first[:, 1, 0].isnan().any()
     assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
-
-
-def test_nothing_is_kept_of_a_forward_that_is_over():
-    with tapped(model := llama(), Listener()) as tap:
-        model(IDS % 30)
-        assert not tap._calls_in
 
 
 class ByHeight(torch.nn.Module):

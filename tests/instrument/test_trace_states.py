@@ -8,7 +8,7 @@ import torch
 from probed import canvas_of, decoded
 from torch.testing import assert_close
 
-from refusals import refused, refusing
+from refusals import refusing
 from sinklab.core.instrument import position_states, trace
 from sinklab.core.sinks import STATES
 from sinklab.lab.caching import DualCache, PrefixCache
@@ -148,11 +148,3 @@ def test_a_canvas_that_does_not_fit_is_refused(options, message):
     refused = refusing(message)
     with refused, trace(model, ("received_by_state",), **options):
         model(torch.ones(1, 4, dtype=torch.long))
-
-
-def test_states_that_were_not_recorded_are_refused():
-    model = HandWritten()
-    with trace(model) as recording:
-        model(torch.ones(1, 4, dtype=torch.long))
-    refused("canvas", recording.array, "query_state")
-    refused("'received_by_state'", recording.dims, "received_by_states")

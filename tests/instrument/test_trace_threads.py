@@ -93,7 +93,7 @@ def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run):
         assert torch.equal(one.confidence_BS.nan_to_num(), two.confidence_BS.nan_to_num())
 
 
-def test_another_models_training_is_the_same_bit_for_bit(run):
+def test_another_models_training_is_the_same_bit_for_bit(other_thread):
     model, other = tiny_model(2).train(), tiny_model(1, seed=1)
     model.sink_form = "sequence"
 
@@ -105,7 +105,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
         return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
     alone = loss_and_gradients()
-    beside = traced(lambda: run(loss_and_gradients), other)
+    beside = traced(lambda: other_thread(loss_and_gradients), other)
     assert all(map(torch.equal, alone, beside))
     with trace(model):
         assert not InSequence.serving(model)
@@ -158,21 +158,16 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
     assert torch.equal(other_thread(lambda: model(IDS).logits), model(IDS).logits)
 
 
-@pytest.mark.parametrize(
-    "watch",
-    [trace, lambda model: intervene(model, MaskSinks(k=1), allow_idle=True)],
-    ids=["trace", "intervene"],
-)
-def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watch):
+def test_another_thread_that_traces_a_traced_model_is_refused(other_thread):
     model, other = tiny_model(), tiny_model()
 
     def elsewhere():
-        with refusing("'MainThread' has .*'second_0'"), watch(model):
+        with refusing("'MainThread' has .*'second_0'"), trace(model):
             pass
         wrapper = Wrapper(model)
-        with refusing("'MainThread' has .*'second_0'"), watch(wrapper):
+        with refusing("'MainThread' has .*'second_0'"), trace(wrapper):
             wrapper(IDS)
-        with watch(other):
+        with trace(other):
             other(IDS)
 
     with trace(model) as recording:

@@ -11,12 +11,10 @@ import transformers
 
 from refusals import refusing
 from sinklab.core import compat
-from sinklab.core.attention import attention_map
 from sinklab.core.instrument import trace
 from tiny_models import HandWritten, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
-OTHER = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.ring("lab")
@@ -98,18 +96,3 @@ def test_no_remedy_is_given_that_changes_nothing(name):
         model(IDS)
     assert f"{name} has an attention of its own" in str(refused.value)
     assert "set_attn_implementation" not in str(refused.value)
-
-
-@pytest.mark.ring("lab")
-def test_an_eager_model_in_float64_is_read_in_float64():
-    model = llama(causal=True, attention="eager").double()
-    seen = []
-    attention = model.model.layers[1].self_attn
-    attention.register_forward_hook(lambda module, args, output: seen.append(output[1]))
-    with torch.no_grad(), trace(model, maps=[(0, 1, 3)]) as recording:
-        model(IDS)
-    torch.testing.assert_close(recording.map(0, 1, 3), seen[0][:, 3].float(), rtol=0, atol=1e-6)
-    assert (
-        attention_map(torch.ones(1, 1, 1, 2).double(), torch.ones(1, 1, 1, 2).double()).dtype
-        == torch.float64
-    )

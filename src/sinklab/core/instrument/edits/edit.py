@@ -323,7 +323,7 @@ class Editor(Listener):
             ran += f", under log.probing(): {log.probed}"
         log.idle[self.label] = (
             f"{self.label} had no opportunity to act in this block ({ran}): it begins at step "
-            f"{self.intervention.extent[0]} of a sequence, and a choice of keys acts a step later "
-            "(when='now' acts at once); run more steps outside log.probing(), or accept that with "
-            "intervene(…, allow_idle=True)"
+            f"{self.intervention.extent[0]} of a sequence, a choice of keys acts a step later "
+            "(when='now' at once), and an edit that returns every call as it was never acts; run "
+            "more steps outside log.probing(), or accept it with intervene(…, allow_idle=True)"
         )
