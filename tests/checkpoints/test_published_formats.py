@@ -52,7 +52,7 @@ def test_a_tied_head_is_the_embedding(tmp_path):
     assert torch.equal(load(folder).model.lm_head.weight, stored)
     stored[7] += 1
     save_file({**tensors, head: stored}, folder / "model.safetensors")
-    refused(f"but {head} of the checkpoint", load, folder)
+    refused("but the head of .* is another", load, folder)
 
 
 @pytest.mark.parametrize("sink, gate", [(0, False), (1, False), (0, True), (1, True)])

@@ -225,7 +225,7 @@ def check_family(name: str, folder: str | Path) -> None:
         )
         _check_fields(name, here, config)
         # transformers reads the tensors of others, under names old and new
-        if not readers.known_families()[name].reads_itself:
+        if not readers.known_families()[name].own_class:
             _check_tensors(here, config)
         loaded, again = load(here), Path(temporary, "again")
         loaded.model.save_pretrained(again)
@@ -261,7 +261,8 @@ def _check_fields(name: str, folder: Path, config: dict) -> None:
 
 def _check_tensors(folder: Path, config: dict) -> None:
     weights = open_weights(folder, str(folder))
-    plan = readers.read(config, str(folder), weights.shapes)
+    shapes = {one: stored.shape for one, stored in weights.items()}
+    plan = readers.read(config, str(folder), shapes)
     model = empty_model(readers.configured(plan, {}, str(folder)), str(folder))
     try:
         sources = sources_of(plan, model, weights, {}, str(folder))
@@ -270,14 +271,11 @@ def _check_tensors(folder: Path, config: dict) -> None:
             f"the plan names other tensors than the checkpoint has, see tensor_names: {error}"
         ) from error
     taken: dict[str, int] = {}
-    for target, tensor in model.state_dict().items():
-        names: tuple[str, ...] = ()
-        if target in sources:
-            names = sources[target][0]
-        for name in names:
-            taken[name] = taken.get(name, 0) + tensor.numel() // len(names)
+    for piece in sources.values():
+        for name in piece.names:
+            taken[name] = taken.get(name, 0) + piece.like.numel() // len(piece.names)
     for name, used in taken.items():
-        numbers = math.prod(weights.shapes[name])
+        numbers = math.prod(shapes[name])
         assert used == numbers, f"{used} of the {numbers} numbers of {name} are used"
 
 

@@ -136,9 +136,6 @@ DAMAGE = {
     r"v_proj\.lora_B\.weight holds NaN or infinity": lambda tensors: tensors[
         f"{LAYER}.v_proj.lora_B.weight"
     ][0, 0].fill_(-torch.inf),
-    "torch.int8": lambda tensors: tensors.update(
-        {f"{LAYER}.k_proj.lora_A.weight": torch.ones(4, 32, dtype=torch.int8)}
-    ),
 }
 
 

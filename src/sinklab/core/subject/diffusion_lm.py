@@ -68,7 +68,8 @@ class Gate(nn.Linear):
             return None
         factors = self.pending
         self.pending = None
-        return (args[0] * factors, *args[1:])
+        # accelerate may have put the gate elsewhere
+        return (args[0] * factors.to(args[0].device), *args[1:])
 
     def attach(self, attention: Any) -> None:
         """Add the hooks to an attention and its ``o_proj``."""

@@ -2,13 +2,11 @@
 by its own class.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from sinklab.core.compat import stated
 from sinklab.lab.checkpoints.families import (
@@ -21,20 +19,15 @@ from sinklab.lab.checkpoints.families import (
     published,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
-from sinklab.lab.files import refused
 from sinklab.lab.registry import families
 
 FORMATS = formats_of(__package__)
-
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 
 
 class MaskedLanguageModel(Family):
     """Base of these families: a class …ForMaskedLM of transformers, which reads [CLS] … [SEP] from
     both sides.
     """
-
-    reads_itself = True
 
     def recognises(self, config: Config) -> bool:
         """Recognise by the class: a decoder may have the same ``model_type``."""
@@ -51,55 +44,28 @@ class MaskedLanguageModel(Family):
             )
         return CheckpointPlan(self, whole, whole=whole)
 
-    def read_whole(
+    def finished(
         self,
-        folder: Path,
-        plan: CheckpointPlan,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase | None,
         row: Published | None,
-        *,
-        dtype: torch.dtype,
+        facts: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The model as transformers reads it. Raises ValueError if it cannot, or a tensor of the
-        model is not there.
-        """
-        build: Any = getattr(transformers, self.own_class)
-        name = folder.name
-        how: dict[str, Any] = {"config": plan.whole, "dtype": dtype, "attn_implementation": "sdpa"}
-        how["use_safetensors"] = True
-        with refused(f"the weights of {name} cannot be read"):
-            model, found = build.from_pretrained(str(folder), output_loading_info=True, **how)
-        lacking = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
-        if lacking:
-            raise ValueError(
-                f"{name} lacks {lacking[0]}, which {self.own_class} has; take a checkpoint with "
-                "its head"
-            )
+        """The model wrapped: it has [CLS] and [SEP] around a text, and in a chat other ends."""
         sizes = sizes_of(model)
         if sizes is None:
             raise ValueError(
-                f"the config.json of {name} does not say its layers, heads and sizes; use "
+                f"the config.json of a {self.name} does not say its layers, heads and sizes; use "
                 "sinklab.wrap"
             )
-        tokenizer = _tokenizer(folder, name)
-        if row is None:
-            return wrapped(model, tokenizer, None, "masked", sizes) | {
-                "published_family": self.name
-            }
-        if tokenizer is not None and not tokenizer.chat_template:
+        if row is not None and tokenizer is not None and not tokenizer.chat_template:
             tokenizer.chat_template = FORMATS[self.name]["chat_template"]
-        parts = wrapped(model, tokenizer, row.special.mask, "masked", sizes)
-        # a chat ends otherwise than a text between [CLS] and [SEP]
-        parts["special"] = replace(parts["special"], eos=row.special.eos, stop=row.special.stop)
-        parts["model"].config.eos_ids = row.special.stop
-        return parts | {"published_family": self.name, "chat_template": row.chat_template}
-
-
-def _tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the folder; None if it has no file of one."""
-    if not any((folder / file).is_file() for file in TOKENIZERS):
-        return None
-    with refused(f"{name} has a model but no tokenizer that can be read"):
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        parts = wrapped(model, tokenizer, row and row.special.mask, "masked", sizes)
+        if row is not None:
+            parts["special"] = replace(parts["special"], eos=row.special.eos, stop=row.special.stop)
+            parts["model"].config.eos_ids = row.special.stop
+        parts["notes"] += facts["notes"]
+        return parts | {"published_family": self.name}
 
 
 @families.register("bert")

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from sinklab.core.compat import stated
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.core.subject.sinks import tensors_of
-from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import from_json, ordinary, refused, writing
 
 FORMAT = "sinklab-adapters"
@@ -270,7 +269,7 @@ def check_fit(
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ValueError for the first tensor that is absent, surplus, misshapen or not finite."""
-    found = Weights(tensors).shapes
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted({*shapes, *found}):
         if name not in found:
             raise ValueError(f"{name} is not in it")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -163,8 +162,6 @@ class Family:
     own_class = ""
     """Class of transformers that runs its models as they are; empty if :class:`DiffusionLM` does.
     """
-    reads_itself = False
-    """Whether `read_whole` makes its models, in place of the loader."""
     end_of_turn = ""
     """Token that ends a turn of a chat, if the tokenizer has it."""
     mask_token = ""
@@ -216,26 +213,22 @@ class Family:
             return target, None
         return theirs.format(*number.findall(module)) + dot + leaf, None
 
-    def read_whole(
+    def finished(
         self,
-        folder: Path,
-        plan: CheckpointPlan,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase | None,
         row: Published | None,
-        *,
-        dtype: torch.dtype,
+        facts: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Fields of the result of `sinklab.load`, but for its name; the model is on the CPU.
+        """Model and tokenizer as `sinklab.load` returns them, and whatever replaces these facts.
 
         Args:
-            folder: of the checkpoint.
-            plan: of the checkpoint.
-            row: known facts of it, by its name.
-            dtype: of the weights.
-
-        Raises:
-            ValueError: if the folder cannot be read.
+            model: with its weights.
+            tokenizer: of its folder.
+            row: known facts of the checkpoint, by its name.
+            facts: fields of the result that were found out.
         """
-        raise NotImplementedError
+        return {"model": model, "tokenizer": tokenizer}
 
     def details(self, plan: CheckpointPlan) -> dict[str, str]:
         """Lines of `info` about a checkpoint besides the common ones: a name of at most 16 letters

@@ -4,7 +4,6 @@ Nothing of the format is read here: transformers makes the config, the tokenizer
 (``gguf_file=``), and the header comes from the ``gguf`` package, which maps the file.
 """
 
-import copy
 import functools
 import threading
 from collections import Counter
@@ -21,8 +20,6 @@ import transformers
 from numpy import memmap
 
 from sinklab.lab.checkpoints import families
-from sinklab.lab.checkpoints.materialize import names_to_fill
-from sinklab.lab.checkpoints.weights import Weights
 from sinklab.lab.files import from_json, refused
 
 SUFFIX = ".gguf"
@@ -133,19 +130,21 @@ def read_tokenizer(file: Path, name: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(file.parent, **options)
 
 
-def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Weights:
-    """Every weight, dequantised by transformers to float32 and then brought to ``dtype``.
+def read_model(file: Path, name: str, config: Any, dtype: torch.dtype, device_map: Any) -> Any:
+    """The causal model, dequantised by transformers to float32 and then brought to ``dtype``.
 
     Args:
         file: the GGUF file.
         name: for messages.
         config: of the causal model; it stays as it is.
         dtype: of the weights.
+        device_map: as transformers takes it.
 
     Raises:
         ValueError: for a file that is damaged, or whose tensors are not those of its architecture.
     """
-    options = {"gguf_file": file.name, "config": copy.deepcopy(config), "dtype": dtype}
+    options = {"gguf_file": file.name, "config": config, "dtype": dtype, "device_map": device_map}
+    options["attn_implementation"] = "sdpa"
     # without it some architectures stay packed; older versions always unpack
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -165,5 +164,4 @@ def read_weights(file: Path, name: str, config: Any, dtype: torch.dtype) -> Weig
             f"architecture has {model.num_parameters()} ({wrong or 'all found'}); load the "
             "checkpoint that it was made from"
         )
-    held = model.state_dict()
-    return Weights({one: held[one] for one in names_to_fill(model)})
+    return model

@@ -25,8 +25,8 @@ from sinklab.lab.checkpoints import (
     materialize,
     published,
     tokens,
+    weights,
 )
-from sinklab.lab.checkpoints import weights as weightfiles
 from sinklab.lab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.lab.checkpoints.materialize import DeviceMap
 from sinklab.lab.files import refused
@@ -127,10 +127,8 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run;
-    the attention is always sdpa. Weight files are mapped, so that the host holds the model once. A
-    GGUF file is dequantised by
-    transformers, which holds its weights in float32 besides.
+    Weights are read tensor by tensor, so that the host holds the model once, and no code of a
+    checkpoint is run; the attention is always sdpa. A GGUF file is dequantised by transformers.
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, a
@@ -168,65 +166,38 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     kind = materialize.weight_type(dtype, raw, device_map)
-    if plan.family.reads_itself:
-        changed = settings or as_diffusion or sink is not None
-        device_of_all = _one_device(device_map, plan, name, is_changed=bool(changed))
-        row, found = published.row_of(name, raw.get("_name_or_path"), plan)
-        parts = plan.family.read_whole(place, plan, row, dtype=kind)
-        parts["model"].to(device_of_all)
-        parts["notes"] += found
-        return Loaded(name=name, revision=_commit(place, revision), **parts)
-    stored = _stored_as(raw)
-    plan, weights, tokenizer = _opened(place, plan, raw, name)
+    plan, source, tokenizer = _opened(place, plan, raw, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    if place.suffix == gguf_files.SUFFIX:
-        weights = gguf_files.read_weights(place, name, plan.backbone, kind)
-    model = _filled(plan, weights, name, raw, kind, device_map, settings)
+    if plan.whole is not None and not isinstance(device_map, dict):
+        raise ValueError(
+            f"{name} shares weights between its parts, which one device must hold; pass "
+            "device='cuda'"
+        )
+    model = _filled(plan, source, name, raw, kind, device_map, settings)
     notes: tuple[str, ...] = ()
     if sink is not None:
         notes = adapters.attach_sink(model, sink)
     if dtype == "machine":
         notes += (f"weights in {model.dtype}, which suits this machine",)
     plan = replace(plan, notes=(*plan.notes, *notes))
-    return replace(_assembled(model, plan, place, raw, name, tokenizer, revision), stored=stored)
-
-
-def _stored_as(raw: dict[str, Any]) -> str:
-    """Quantisation of the weights in the files; empty if there is none."""
-    if raw.get("quantization_config"):
-        return raw["quantization_config"].get("quant_method", "unnamed")
-    return ""
+    return _assembled(model, plan, place, raw, name, tokenizer, revision)
 
 
 def _opened(
     place: Path, plan: CheckpointPlan, raw: dict[str, Any], name: str
-) -> tuple[CheckpointPlan, weightfiles.Weights | Path, PreTrainedTokenizerBase | None]:
-    """The plan, completed from the weight files; these files; and the tokenizer."""
+) -> tuple[CheckpointPlan, weights.Weights | Path, PreTrainedTokenizerBase | None]:
+    """The plan, completed from the weight files; these files, or their place if transformers reads
+    them; and the tokenizer.
+    """
     if place.suffix == gguf_files.SUFFIX:
         note = f"dequantised from {gguf_files.stored_as(place, name)}"
         tokenizer = gguf_files.read_tokenizer(place, name)
         return replace(plan, notes=(*plan.notes, note)), place, tokenizer
-    weights: weightfiles.Weights | Path = place
-    if not raw.get("quantization_config"):
-        weights = weightfiles.open_weights(place, name)
-        plan = families.read(raw, name, weights.shapes)
-    return plan, weights, tokens.read_tokenizer(place, plan, name)
-
-
-def _one_device(device_map: DeviceMap, plan: CheckpointPlan, name: str, *, is_changed: bool) -> Any:
-    """The device of a whole masked language model. Raises ValueError if more than that was asked of
-    it.
-    """
-    device = None
-    if isinstance(device_map, dict):
-        device = device_map.get("")
-    if is_changed or device is None:
-        raise ValueError(
-            f"{name} is a masked language model that transformers' own {plan.family.own_class} "
-            "runs on one device: "
-            "it takes dtype, device and revision; leave out the other options"
-        )
-    return device
+    source: weights.Weights | Path = place
+    if not raw.get("quantization_config") and plan.whole is None:
+        source = weights.open_weights(place, name)
+        plan = families.read(raw, name, {one: tensor.shape for one, tensor in source.items()})
+    return plan, source, tokens.read_tokenizer(place, plan, name)
 
 
 def _placed(device: Any, device_map: DeviceMap | None) -> DeviceMap:
@@ -292,34 +263,34 @@ def _as_diffusion(
 
 def _filled(
     plan: CheckpointPlan,
-    weights: weightfiles.Weights | Path,
+    source: weights.Weights | Path,
     name: str,
     raw: dict[str, Any],
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
 ) -> PreTrainedModel:
-    """Build the model and fill it. `weights`: a folder if they are quantised."""
+    """Build the model and fill it."""
     config: Any = families.configured(plan, settings, name)
     config.dtype = stated(config, "backbone", config).dtype = dtype
-    if isinstance(weights, Path):
-        return materialize.read_quantised(
-            config, weights, raw["quantization_config"], device_map, name
-        )
     model = materialize.empty_model(config, name)
-    sources = materialize.sources_of(plan, model, weights, settings, name)
-    devices = materialize.plan_devices(model, device_map, dtype)
-    if plan.whole is not None and len(devices) > 1:
-        raise ValueError(
-            f"{name} shares weights between its parts, which one device must hold; pass "
-            "device='cuda'"
+    if isinstance(source, Path) and source.suffix == gguf_files.SUFFIX:
+        causal = gguf_files.read_model(source, name, plan.backbone, dtype, device_map)
+        if plan.settings is None:
+            return materialize.checked(causal, name)
+        held = causal.state_dict()
+        return materialize.filled(
+            model,
+            {one: held[one] for one in materialize.names_to_fill(causal)},
+            name,
+            dtype,
+            device_map,
         )
-    with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
-        materialize.fill(model, sources, weights, dtype, devices)
-        materialize.check_tied(model, weights, plan.family.source(plan, materialize.HEAD)[0])
-    if len(devices) > 1:
-        model = materialize.dispatch(model, devices)
-    return model.eval()
+    if isinstance(source, Path):
+        config.quantization_config = raw.get("quantization_config")
+        return materialize.filled(model, source, name, dtype, device_map)
+    pieces = materialize.sources_of(plan, model, source, settings, name)
+    return materialize.filled(model, pieces, name, dtype, device_map)
 
 
 def _assembled(
@@ -344,7 +315,9 @@ def _assembled(
         config.context = facts["context"]
     if is_diffusion and config.mask_token_id is None:
         facts["notes"] = (*facts["notes"], convert.UNNAMED)
-    return Loaded(model, tokenizer, name, _commit(folder, revision), **facts)
+    facts |= plan.family.finished(model, tokenizer, row, facts)
+    stored = (raw.get("quantization_config") or {}).get("quant_method", "")
+    return Loaded(name=name, revision=_commit(folder, revision), stored=stored, **facts)
 
 
 def _commit(folder: Path, revision: str | None) -> str | None:

@@ -1,95 +1,35 @@
-"""Building a model without memory and filling it tensor by tensor, so that the host never holds it
-twice.
+"""Models as their configs describe them, without memory; and with it, filled by transformers from
+the tensors of a checkpoint, each read when its turn comes, so that the host never holds them twice.
 """
 
 import math
 import re
-import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
-from sinklab.core.errors import near, one_of
+from sinklab.core.compat import stated
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints import families
 from sinklab.lab.checkpoints.families import CheckpointPlan, Part
 from sinklab.lab.checkpoints.weights import Weights
-from sinklab.lab.files import counted, refused
+from sinklab.lab.files import refused
 
 DeviceMap = str | dict[str, Any]
 CPU_FLAGS = Path("/proc/cpuinfo")
 HEAD = "lm_head.weight"
-BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Words of accelerate for device maps."""
 
-
-Sources = dict[str, tuple[tuple[str, ...], Part | None]]
-"""Name in the model's state dict -> tensors of the checkpoint, and the part to take of it if it is
-one; several are rows of one tensor.
-"""
 # what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
 # have of each
 _EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-def plan_devices(
-    model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype
-) -> dict[str, Any]:
-    """A full device map for a model on the meta device.
-
-    Args:
-        model: from :func:`empty_model`.
-        device_map: one of :data:`BALANCED` (accelerate measures the devices), or module names and
-            devices.
-        dtype: of the weights.
-
-    Raises:
-        ValueError: for an unknown word, a module without a device, a device that is not there, or
-            weights on disk.
-    """
-    if isinstance(device_map, str):
-        devices = _balanced(model, device_map, dtype)
-    else:
-        devices = dict(device_map)
-    if "disk" in map(str, devices.values()):
-        raise ValueError(
-            "some weights would go to disk, which sinklab does not do; use a smaller dtype or model"
-        )
-    for device in devices.values():
-        usable_device(device)
-    devices = _beside_their_layers(model, devices)
-    known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
-    strangers = [name for name in devices if name not in known]
-    if strangers:
-        hint = near(strangers[0], known) or "print(model) shows its modules"
-        raise ValueError(
-            f"device_map names {strangers[0]!r}, which the model does not have; {hint}"
-        )
-    for name in model.state_dict():
-        device_in(devices, name)
-    return devices
-
-
-def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str, Any]:
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
-    one_of(
-        "device_map",
-        word,
-        (*BALANCED, "or a dict of modules and devices (for one device use device=)"),
-    )
-    whole: Any = {"no_split_module_classes": list(model._no_split_modules or ()), "dtype": dtype}
-    memory = None
-    if word != "sequential":
-        memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
-    return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
 def machine_type(device: torch.device | str) -> torch.dtype:
@@ -143,42 +83,6 @@ def usable_device(device: Any) -> torch.device:
         return torch.empty(0, device=torch.device(device)).device
 
 
-def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:
-    """A gate multiplies inside its layer, and the sinks enter like embeddings: they are on the
-    device of those.
-    """
-    if "" in devices:
-        return devices
-    sinks = [name for name, _ in model.named_parameters(recurse=False)]
-    devices = {
-        name: device for name, device in devices.items() if not name.startswith(("gates", *sinks))
-    }
-    for name, _ in model.named_modules():
-        if re.fullmatch(r"gates\.\d+", name):
-            devices[name] = device_in(devices, name.replace("gates", "model.layers"))
-    return devices | {name: device_in(devices, "model.embed_tokens") for name in sinks}
-
-
-def device_in(devices: Mapping[str, Any], name: str) -> Any:
-    """The device of a tensor or module: that of the longest name in the map that contains it."""
-    parts = name.split(".")
-    for end in range(len(parts), -1, -1):
-        prefix = ".".join(parts[:end])
-        if prefix in devices:
-            return devices[prefix]
-    raise ValueError(f"device_map does not cover the model: it has no device for {name}")
-
-
-def dispatch(model: PreTrainedModel, devices: dict[str, Any]) -> PreTrainedModel:
-    """Let accelerate move activations between the devices of the map."""
-    from accelerate import dispatch_model
-
-    with warnings.catch_warnings():
-        # it expects modules alone; the sinks are a parameter, and the names have been checked
-        warnings.filterwarnings("ignore", "The following device_map keys do not match")
-        return dispatch_model(model, devices)
-
-
 def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     """The model of a config on the meta device: shapes and names, no memory. Its attention is
     always sdpa.
@@ -200,48 +104,56 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
         return build(config)
 
 
-def read_quantised(
-    config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str
-) -> PreTrainedModel:
-    """The model of a folder whose weights transformers' own quantisers read; tensors have the
-    model's names.
-
-    Raises:
-        ValueError: if the library that wrote them is not there or cannot read them, or tensors do
-            not fit the config.
-    """
-    build: Any = AutoModelForCausalLM
-    if isinstance(config, DiffusionLMConfig):
-        build = DiffusionLM
-    config.quantization_config = dict(how)
-    options = {
-        "dtype": config.dtype,
-        "device_map": device_map,
-        "attn_implementation": "sdpa",
-        "use_safetensors": True,
-    }
-    method = how.get("quant_method")
-    with refused(
-        f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take "
-        "the original"
-    ):
-        model, found = build.from_pretrained(
-            folder, config=config, output_loading_info=True, **options
-        )
-    wrong = {kind: sorted(map(str, names)) for kind, names in found.items() if names}
-    if wrong:
-        raise ValueError(
-            f"the tensors of {name} do not fit its config ({wrong}); check that they belong "
-            "together"
-        )
-    return model.eval()
-
-
 def names_to_fill(model: PreTrainedModel) -> list[str]:
     """Tensors that a checkpoint of this model has; one that is tied to another (the head) is
     none.
     """
     return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A tensor of the model, read when it is asked for as those of a file are: ``piece[...]``."""
+
+    names: tuple[str, ...]
+    """Tensors of the checkpoint; several are the rows of one."""
+    take: Part | None
+    """The part to take of it, if it is one."""
+    weights: Weights
+    like: Tensor
+    """The tensor on the meta device."""
+    dtype: torch.dtype
+    """Of rows that are put together."""
+
+    def __getitem__(self, everything: Any) -> Tensor:
+        tensors = (self.weights[name][everything] for name in self.names)
+        if self.take is not None:
+            # no view, which would hold the whole
+            return self.take(next(tensors)).clone(memory_format=torch.contiguous_format)
+        if len(self.names) == 1:
+            return next(tensors)
+        filled = torch.empty(self.like.shape, dtype=self.dtype)
+        for rows in filled.flatten(0, 1).chunk(len(self.names)):
+            rows.copy_(next(tensors))
+        return filled
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape that one of its tensors gives to it; () if the part cannot be taken."""
+        shape = self.weights[name].shape
+        if self.take is None:
+            return shape
+        with suppress(RuntimeError, IndexError):
+            return tuple(self.take(torch.empty(shape, device="meta")).shape)
+        return ()
+
+    def wanted_shape(self) -> tuple[int, ...]:
+        """The shape that each of its tensors should give: of the rows of all experts, those of
+        one.
+        """
+        shape = tuple(self.like.shape)
+        if len(self.names) == 1:
+            return shape
+        return (shape[0] * shape[1] // len(self.names), *shape[2:])
 
 
 def sources_of(
@@ -250,7 +162,7 @@ def sources_of(
     weights: Weights,
     overrides: Mapping[str, Any],
     name: str,
-) -> Sources:
+) -> dict[str, Piece]:
     """Source of each tensor of the model that the checkpoint has; names and shapes are compared, in
     the names of the checkpoint.
 
@@ -266,48 +178,66 @@ def sources_of(
         ValueError: naming the tensors that are missing, surplus or misshapen.
     """
     names = before = names_to_fill(model)
+    dtype: Any = model.config.dtype
     others = {
         one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))
     }
     if len(others) < len(overrides):
         before = names_to_fill(empty_model(families.configured(plan, others, name), name))
-    theirs = weights.shapes
-    sources: Sources = {}
-    mismatched = []
-    # parts that the caller leaves out, and the head of a tied model, which some files have
+    # parts that the caller leaves out
     known = {plan.family.source(plan, target)[0] for target in before if target not in names}
-    if model.config.tie_word_embeddings:
-        known.add(plan.family.source(plan, HEAD)[0])
+    sources: dict[str, Piece] = {}
     for target, tensor in model.state_dict().items():
-        if target not in names:
-            continue
-        given, take = _source(plan, target, tensor, weights)
-        if target not in before and given[0] not in theirs:
-            continue
-        sources[target] = given, take
-        shape = tuple(tensor.shape)
-        each = shape
-        if len(given) > 1:
-            # of the rows of all experts, those of one
-            each = (shape[0] * shape[1] // len(given), *shape[2:])
-        mismatched += [
-            f"{one} has shape {theirs[one]}, which does not give {target} {shape}"
-            for one in given
-            if one in theirs and _taken(theirs[one], take) != each
-        ]
-    wanted = dict.fromkeys(one for given, _ in sources.values() for one in given)
-    known |= wanted.keys()
-    wrong = {
-        "missing": [one for one in wanted if one not in theirs],
-        # old Llama files keep the rotary frequencies
-        "unexpected": [
-            one for one in theirs if one not in known and not one.endswith("rotary_emb.inv_freq")
-        ],
-        "mismatched": mismatched,
-    }
+        piece = _piece(plan, target, tensor, weights, dtype)
+        # the head of a tied model is in some files
+        if piece.names[0] in weights or (target in names and target in before):
+            sources[target] = piece
+    wanted = {one: piece for piece in sources.values() for one in piece.names}
+    refuse_tensors(
+        name,
+        {
+            "missing": [one for one in wanted if one not in weights],
+            # old Llama files keep the rotary frequencies
+            "unexpected": [
+                one
+                for one in weights
+                if one not in {*wanted, *known} and not one.endswith("rotary_emb.inv_freq")
+            ],
+            "mismatched": [
+                f"{one} has shape {weights[one].shape}, which does not give {target} "
+                f"{tuple(piece.like.shape)}"
+                for target, piece in sources.items()
+                for one in piece.names
+                if one in weights and piece.shape_of(one) != piece.wanted_shape()
+            ],
+        },
+    )
+    return sources
+
+
+def _piece(
+    plan: CheckpointPlan, target: str, tensor: Tensor, weights: Weights, dtype: torch.dtype
+) -> Piece:
+    """The family's source; for a tensor of all experts that the checkpoint does not have, the
+    tensors of each.
+    """
+    name, take = plan.family.source(plan, target)
+    found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", name)
+    if name in weights or found is None:
+        return Piece((name,), take, weights, tensor, dtype)
+    each = [
+        f"{found[1]}{expert}.{kind}.weight"
+        for expert in range(len(tensor))
+        for kind in _EXPERTS[found[2]]
+    ]
+    return Piece(tuple(each), None, weights, tensor, dtype)
+
+
+def refuse_tensors(name: str, wrong: Mapping[str, list[str]]) -> None:
+    """Raises ValueError for tensors of a checkpoint that do not fit, by kind of fault, if any."""
     listed = [
-        f"{key}: {', '.join(names[:5])}" + f" and {len(names) - 5} more" * (len(names) > 5)
-        for key, names in wrong.items()
+        f"{kind}: {', '.join(names[:5])}" + f" and {len(names) - 5} more" * (len(names) > 5)
+        for kind, names in wrong.items()
         if names
     ]
     if listed:
@@ -315,124 +245,93 @@ def sources_of(
             f"the tensors of {name} do not fit its config ({'; '.join(listed)}); check that "
             "weights and config belong together"
         )
-    return sources
 
 
-def _source(
-    plan: CheckpointPlan, target: str, tensor: Tensor, weights: Weights
-) -> tuple[tuple[str, ...], Part | None]:
-    """The family's source; for a tensor of all experts that the checkpoint does not have, the
-    tensors of each.
-    """
-    name, take = plan.family.source(plan, target)
-    found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", name)
-    if name in weights.shapes or found is None:
-        return (name,), take
-    each = [
-        f"{found[1]}{expert}.{kind}.weight"
-        for expert in range(len(tensor))
-        for kind in _EXPERTS[found[2]]
-    ]
-    return tuple(each), None
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and reports of transformers in this block, also for one tensor."""
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
-def _taken(shape: tuple[int, ...], take: Part | None) -> tuple[int, ...]:
-    """The shape of the part taken of a tensor; () if it cannot be taken."""
-    if take is None:
-        return shape
-    with suppress(RuntimeError, IndexError):
-        return tuple(take(torch.empty(shape, device="meta")).shape)
-    return ()
-
-
-def fill(
+def filled(
     model: PreTrainedModel,
-    sources: Sources,
-    weights: Weights,
+    source: Mapping[str, Any] | Path,
+    name: str,
     dtype: torch.dtype,
-    devices: Mapping[str, Any],
-) -> None:
-    """Give every tensor its memory and contents, one at a time; tie the tied ones, initialise those
-    without a source, compute those that no checkpoint has.
+    device_map: DeviceMap,
+) -> PreTrainedModel:
+    """The model of an empty one, made and placed by transformers; what has no tensor starts anew.
+
+    Args:
+        model: from :func:`empty_model`.
+        source: tensors by the model's names, or a folder whose tensors have these.
+        name: of the checkpoint, for messages.
+        dtype: of the weights.
+        device_map: as transformers takes it.
+
+    Raises:
+        ValueError: if files or devices cannot be used, tensors of a folder do not fit the config,
+            or weights hold NaN or infinity.
     """
-    empty = model.state_dict(keep_vars=True)
-    for target, (names, take) in counted("reading weights", sources.items(), len(sources)):
-        tensor = _allocated(model, target, empty[target], dtype, devices)
-        if len(names) > 1:
-            for name, rows in zip(names, tensor.flatten(0, 1).chunk(len(names)), strict=True):
-                rows.copy_(weights[name])
-        elif take is None:
-            tensor.copy_(weights[names[0]])
-        else:
-            tensor.copy_(take(weights[names[0]]))
-        # extremes need no memory, and NaN, if there is one, is an extreme
-        if not tensor.is_meta and tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):
-            raise ValueError(
-                f"the weights {target} hold NaN or infinity in {dtype}; fetch them again"
-            )
-    if dtype == torch.float64 or "cpu" in {
-        torch.device(device).type for device in devices.values()
-    }:
-        # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every
-        # width
-        model.model.config._experts_implementation = "eager"
-    model.tie_weights()
-    new = {target for target in names_to_fill(model) if target not in sources}
-    for target in sorted(new):
-        _allocated(model, target, empty[target], dtype, devices)
-    for owner in sorted({target.rpartition(".")[0] for target in new}):
-        module = model.get_submodule(owner)
-        parameters: Any = module.named_parameters(recurse=False)
-        for leaf, parameter in parameters:
-            # a gate that only gets a bias keeps its weight
-            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in new
-        model._init_weights(module)
-    compute_buffers(model, devices)
+    folder: Path | None = None
+    given: dict[str, Any] = {"state_dict": source}
+    if isinstance(source, Path):
+        folder, given = source, {"use_safetensors": True}
+    config: Any = model.config
+    quantised = stated(config, "quantization_config")
+    fault = f"the weights of {name} cannot be read and placed"
+    if quantised:
+        fault = (
+            f"{name} is quantised ({quantised.get('quant_method')}), and what reads that is not "
+            "installed, or cannot; take the original"
+        )
+    given |= {"dtype": dtype, "device_map": device_map, "attn_implementation": "sdpa"}
+    with refused(fault), quiet():
+        # shapes are reported with the names
+        made, found = type(model).from_pretrained(
+            folder,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **given,
+        )
+    if folder is not None:
+        if not quantised:
+            # as transformers' own class does
+            found["unexpected_keys"] = []
+        refuse_tensors(name, {kind: sorted(map(str, names)) for kind, names in found.items()})
+    return checked(made, name)
 
 
-def check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
-    """Raises ValueError if the checkpoint has a head all the same that is not the embedding."""
-    tied: Any = model.get_input_embeddings().weight
-    if head not in weights.shapes or not model.config.tie_word_embeddings:
-        return
-    if weights.shapes[head] != tuple(tied.shape) or not torch.equal(tied, weights[head].to(tied)):
+def checked(model: Any, name: str) -> PreTrainedModel:
+    """This model, in evaluation mode. Raises ValueError for a head that is not tied although its
+    config says so, and for weights that are no numbers.
+    """
+    head = model.get_output_embeddings()
+    if model.config.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
         raise ValueError(
             "config.json ties the head to the embedding (tie_word_embeddings, LLaDA's "
-            f"weight_tying), but {head} of the checkpoint is another tensor; set it to false in "
+            f"weight_tying), but the head of {name} is another tensor; set it to false in "
             "config.json"
         )
-
-
-def _allocated(
-    model: PreTrainedModel,
-    name: str,
-    empty: Tensor,
-    dtype: torch.dtype,
-    devices: Mapping[str, Any],
-) -> Tensor:
-    """The memory of a parameter or buffer that is on the meta device, to be filled in place."""
-    # the correction of a router is as precise as its class makes it
-    if name.endswith("_bias"):
-        dtype = empty.dtype
-    tensor = torch.empty(empty.shape, dtype=dtype, device=device_in(devices, name))
-    owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    if isinstance(empty, nn.Parameter):
-        module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=empty.requires_grad))
-    else:
-        module.register_buffer(leaf, tensor)
-    return tensor
-
-
-def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
-    """Compute, by the model's classes, the buffers that no checkpoint holds and that are still on
-    the meta device, such as the rotary frequencies.
-    """
-    for name, buffer in [*model.named_buffers()]:
-        if buffer.is_meta:
-            owner, _, leaf = name.rpartition(".")
-            room = torch.empty_like(buffer, device=device_in(devices, name))
-            model.get_submodule(owner)._buffers[leaf] = room
-    for tensor in model.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True
-    model.initialize_weights()
+    for target, tensor in model.state_dict().items():
+        is_there = tensor.is_floating_point() and not tensor.is_meta and tensor.numel()
+        # extremes need no memory, and NaN, if there is one, is an extreme
+        if is_there and not all(map(math.isfinite, tensor.aminmax())):
+            raise ValueError(
+                f"the weights {target} of {name} hold NaN or infinity in {tensor.dtype}; fetch "
+                "them again"
+            )
+    if model.dtype == torch.float64 or model.device.type == "cpu":
+        # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every
+        # width
+        model.base_model.config._experts_implementation = "eager"
+    return model.eval()

@@ -53,7 +53,8 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     """
     single = (folder / "tokenizer.json").is_file()
     pair = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-    if not single and not pair and not (folder / "tokenizer.model").is_file():
+    words = (folder / "vocab.txt").is_file()
+    if not (single or pair or words or (folder / "tokenizer.model").is_file()):
         return None
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
@@ -71,7 +72,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         reader = own
         settings = {}
     fault = f"{name} has a model but no tokenizer that can be read"
-    if not single and not pair:
+    if not (single or pair or words):
         fault += (
             "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside "
             "it (AutoTokenizer's save_pretrained writes one where sentencepiece is installed)"

@@ -1,72 +1,34 @@
 """The weight files of a checkpoint folder, read a tensor at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sinklab.lab.checkpoints.families import Shapes
 from sinklab.lab.files import read_json, refused
 
-FLOATING = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-MAPPED_BYTES = 2**28
-UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
+FLOATING = ("F64", "F32", "F16", "BF16")
 PICKLED = (".bin", ".pth", ".pt")
 """Ends of the names of weight files that may run code when they are read."""
 
 
-class Weights:
-    """Tensors by name, each read when it is asked for; ``shapes`` are known before.
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file, read when it is asked for as transformers asks: ``stored[...]``."""
 
-    Raises:
-        ValueError: for a tensor in two files, and for one that is not of floating point numbers.
-    """
+    name: str
+    file: Path
+    opened: Any
+    shape: tuple[int, ...]
 
-    def __init__(self, tensors: Mapping[str, Tensor], files: Sequence[Path] = ()) -> None:
-        self.tensors = tensors
-        self.files: dict[str, Path] = {}
-        kinds = {name: tensor.dtype for name, tensor in tensors.items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        for file in files:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (no mapping)
-                    if name in self.files:
-                        raise ValueError(
-                            f"the tensor {name} is in {self.files[name].name} and in {file.name}"
-                        )
-                    piece = opened.get_slice(name)
-                    self.files[name] = file
-                    kinds[name] = FLOATING.get(piece.get_dtype(), piece.get_dtype())
-                    shapes[name] = tuple(piece.get_shape())
-        for name, kind in kinds.items():
-            if kind not in FLOATING.values():
-                raise ValueError(
-                    f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
-                    "take a checkpoint that is not quantised"
-                )
-        self.shapes: Shapes = shapes
-        self._opened: tuple[Path, Any] | None = None
-        self._left = 0
+    def __getitem__(self, everything: Any) -> Tensor:
+        return self.opened.get_tensor(self.name)
 
-    def __getitem__(self, name: str) -> Tensor:
-        """One tensor, in memory or mapped."""
-        if name in self.tensors:
-            return self.tensors[name]
-        file = self.files[name]
-        # opened anew now and then: the pages of its mapping, which count as resident, are released
-        if self._opened is None or self._opened[0] != file or self._left < 0:
-            self._opened, self._left = (file, safe_open(file, "pt")), MAPPED_BYTES
-        tensor = self._opened[1].get_tensor(name)
-        self._left -= tensor.nbytes
-        return tensor
+
+Weights = Mapping[str, Stored]
 
 
 def open_weights(folder: Path, name: str) -> Weights:
@@ -77,11 +39,29 @@ def open_weights(folder: Path, name: str) -> Weights:
         name: for messages.
 
     Raises:
-        ValueError: if there are none, only pickles, or a file that is damaged.
+        ValueError: if there are none, only pickles, a file that is damaged, a tensor in two files,
+            or one that is not of floating point numbers.
     """
     files = _files(folder, name)
-    with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
-        return Weights({}, files)
+    fault = f"the weights of {name} cannot be read, the file may be cut short or damaged"
+    with refused(fault, SafetensorError, OSError, RuntimeError, EOFError):
+        # not mapped: pages that were read would stay in memory beside the copy
+        opened = {file: safe_open(file, "pt", backend="pread") for file in files}
+    weights: dict[str, Stored] = {}
+    for file, tensors in opened.items():
+        for one in tensors.keys():  # noqa: SIM118 (no mapping)
+            if one in weights:
+                raise ValueError(
+                    f"the tensor {one} is in {weights[one].file.name} and in {file.name}"
+                )
+            piece = tensors.get_slice(one)
+            if piece.get_dtype() not in FLOATING:
+                raise ValueError(
+                    f"the tensor {one} holds {piece.get_dtype()}, but sinklab reads "
+                    f"{', '.join(FLOATING)}; take a checkpoint that is not quantised"
+                )
+            weights[one] = Stored(one, file, tensors, tuple(piece.get_shape()))
+    return weights
 
 
 def _files(folder: Path, name: str) -> list[Path]:

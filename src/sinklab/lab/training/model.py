@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
@@ -21,7 +21,7 @@ from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.adapters import PROJECTIONS
 from sinklab.lab.checkpoints.convert import MASK_TOKEN
-from sinklab.lab.checkpoints.materialize import compute_buffers
+from sinklab.lab.checkpoints.materialize import empty_model, filled
 from sinklab.lab.checkpoints.published import read_plan
 from sinklab.lab.files import refused
 from sinklab.lab.records.storage import weights_hash
@@ -243,12 +243,8 @@ def causal_model(model: DiffusionLM) -> PreTrainedModel:
     """
     config = copy.deepcopy(model.config.backbone)
     config.is_causal = True
-    with torch.device("meta"):
-        causal: Any = AutoModelForCausalLM.from_config(config)
-    causal.load_state_dict(model.state_dict(), strict=True, assign=True)
-    causal.tie_weights()
-    compute_buffers(causal, {"": model.lm_head.weight.device})
-    return causal
+    name, device = config.model_type, model.lm_head.weight.device
+    return filled(empty_model(config, name), model.state_dict(), name, model.dtype, {"": device})
 
 
 PARTS = ("all", "sink", "lora")
