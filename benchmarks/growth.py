@@ -12,6 +12,7 @@ of a task follow the times of a model of 8 billion parameters there: they are ex
 import argparse
 import json
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -81,10 +82,12 @@ def jobs(length: int, layers: int, samples: int, root: Path) -> dict[str, Callab
     optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=0.0)
 
     def watch() -> None:
-        study(loaded, root / "watched", asked, overwrite=True)
+        shutil.rmtree(root / "watched", ignore_errors=True)
+        study(loaded, root / "watched", asked)
 
     def curve() -> None:
-        masking_curve(loaded, root / "curve", read, overwrite=True)
+        shutil.rmtree(root / "curve", ignore_errors=True)
+        masking_curve(loaded, root / "curve", read)
 
     def page() -> None:
         report(open_run(root / "watched"), root / "page")

@@ -90,9 +90,10 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
         "sink_side": "front",
     }
     steps = list(range(shape.steps))
-    dtype = {"visible": "float32", "positions": "float32"}
-    given = Arrays(arrays, {name: STUDY_DIMS[name] for name in arrays}, dtype)
-    kept = Arrays(*dense("attention", given))
+    types = {"visible": "float32", "positions": "float32"}
+    floats = {name: one for name, one in arrays.items() if one.dtype.kind == "f"}
+    arrays |= {name: one.astype(types.get(name, "float16")) for name, one in floats.items()}
+    kept = dense(Arrays(arrays, {name: STUDY_DIMS[name] for name in arrays}))
     with RunWriter(
         folder,
         kind="study",
@@ -132,7 +133,7 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
                 "masked_sinks": 0,
             }
             found = {**tables, "tokens": text, "steps": columns | counts, "generations": [row]}
-            run.write(sample, {sample: Contents(found, {**facts, "attention": given})})
+            run.write(sample, {sample: Contents(found, {**facts, "attention": kept})})
 
 
 def bare_write(folder: Path, arrays: dict[str, np.ndarray], samples: int) -> None:

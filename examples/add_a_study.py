@@ -28,7 +28,7 @@ class Lengths(Study):
         ids = [work.loaded.needed_tokenizer()(text)["input_ids"] for text in work.settings.texts]
         work.run.table("lengths", {"text": [*work.settings.texts], "tokens": [*map(len, ids)]})
 
-    def sentences(self, runs):
+    def results(self, runs, out, settings):
         return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in runs]
 
 

@@ -95,7 +95,7 @@ def follow(name: str) -> None:
     loaded, made = load(name), RUNS / "texts" / name
     if loaded.is_diffusion:
         settings = dataclasses.replace(settings, block_length=8, **SAMPLING)
-    run = open_run(study(loaded, made, settings, progress=print, resume=made.is_dir()))
+    run = open_run(study(loaded, made, settings, progress=print))
     whole = as_studies([run])[0]
     tables = {of_twin("staying", twin): staying_table(one) for twin, one in whole.twins.items()}
     given = {"prompts": f"{TEXTS} passages of packaged/heldout.jsonl"}
@@ -122,7 +122,6 @@ def measure(names: tuple[str, ...]) -> None:
             RUNS / "trace" / name,
             traced,
             progress=print,
-            resume=(RUNS / "trace" / name).is_dir(),
         )
         masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
         masking_curve(loaded, RUNS / "heads" / name, HEADS, progress=print)

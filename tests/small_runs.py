@@ -107,7 +107,7 @@ def traced(loaded, folder, settings, **how):
 
 def units(place, resume):
     """What every study in parts does, and nothing else."""
-    Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0), resume=resume)
+    Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0))
 
 
 def trace(place, resume, twin=True):
@@ -118,16 +118,14 @@ def trace(place, resume, twin=True):
         "new_tokens": 3,
         "block_length": None,
     }
-    study(tiny_loaded(1), place, StudySettings(**texts, twin=twin), resume=resume)
+    study(tiny_loaded(1), place, StudySettings(**texts, twin=twin))
 
 
 def curve(place, resume):
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
-    masking_curve(
-        tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True
-    )
+    masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text))
 
 
 def evaluated(place, resume):
@@ -136,7 +134,7 @@ def evaluated(place, resume):
     settings = EvalSettings(
         block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
     )
-    Evaluation(toy_tasks())(tiny_loaded(1), place, settings, resume=resume)
+    Evaluation(toy_tasks())(tiny_loaded(1), place, settings)
 
 
 def table1(place, resume):

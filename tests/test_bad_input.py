@@ -465,19 +465,6 @@ def test_the_last_resort(monkeypatch, capsys):
         main(["info", "tiny", "--debug"])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
-    ],
-)
-def test_too_little_memory_says_what_to_do(monkeypatch, capsys, error):
-    (line,) = failing_info(error, monkeypatch, capsys).splitlines()
-    assert "--dtype bfloat16" in line and "--debug" not in line and str(error) in line
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_signs_that_a_stream_cannot_show_are_spelt(encoding, checkpoint, tmp_path, monkeypatch):
     """A text and a table, after minutes of work."""
@@ -492,20 +479,13 @@ def test_signs_that_a_stream_cannot_show_are_spelt(encoding, checkpoint, tmp_pat
     assert "uft\\u2026" in shown and "\\u221a2" in shown
 
 
-def test_a_terminal_gets_no_control_characters(monkeypatch, capsys):
+def test_a_terminal_gets_no_control_characters(capsys):
     from sinklab.lab.cli.command import say, working
 
     evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     spelt = "a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x0d\tb\n\n"
-    say(evil, exact=True)
-    assert capsys.readouterr().out == spelt
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    # what is read through a pipe may end on a terminal too
     say(evil)
     assert capsys.readouterr().out == spelt
-    say(evil, exact=True)
-    assert capsys.readouterr().out == evil + "\n"
     with working() as progress:
         progress.stage(evil)
     assert "\x1b" not in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_a_plugin_is_named_on_the_command_line_alone(here, capsys):
             "intervention must be .*'haze'; if a plug-in defines it, install",
         ),
         ({"statistics": ["received", "haze"]}, "statistic must be .*'haze'"),
-        ({"plugin": "evil.py"}, "settings of StudySettings has no field 'plugin'"),
+        ({"plugin": "evil.py"}, "run has no field 'plugin'"),
     ):
         file.write_text(json.dumps(record | {"settings": before | changes}), "utf-8")
         assert open_run("run").info.settings == before | changes

@@ -209,7 +209,7 @@ def test_generate_starts_from_nothing(model, capsys):
             "trace --out {model} --model {model}",
             "is written into an empty or absent folder, but .* is taken",
         ),
-        ("compare nowhere there", "nowhere is not a run folder: no such folder"),
+        ("compare nowhere there", "nowhere is not a run folder"),
         ("report", "report needs at least one run folder"),
         ("tour --out {model}", "the tour writes into an empty folder, but .* holds files"),
     ],

@@ -59,7 +59,7 @@ def rewritten(folder, **changes):
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        ("lost sample", "run.json is damaged .*status is"),
+        ("lost sample", "run.json is damaged .*lacks parts"),
         ("null", "generations lacks texts"),
         ("empty", "generations lacks texts"),
     ],
@@ -131,7 +131,7 @@ OVER = {
     "generate": ["generate", "a", "--model", "{run}"],
     "config": ["generate", "a", "--config", "{run}", "--new-tokens", "1", "--model", "tiny"],
     "defaults": ["trace", "--config", "{run}", "--help-all"],
-    "resume": ["trace", "--model", "{run}", "--resume", "--out", "{run}"],
+    "go on": ["trace", "--model", "{run}", "--out", "{run}"],
     "train": ["train", "--config", "{run}", "--out", "again"],
     "curve": ["curve", "--config", "{run}", "--out", "again"],
     "serve": ["serve", "--model", "{run}"],
@@ -144,7 +144,7 @@ def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run, told = with_escapes(traced, tmp_path, free=free), 0
     for name, words in OVER.items():
-        given = shutil.copytree(run, tmp_path / name / run.name) if name == "resume" else run
+        given = shutil.copytree(run, tmp_path / name / run.name) if name == "go on" else run
         try:
             main([word.format(run=given) for word in words])
         except SystemExit:

@@ -56,9 +56,7 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     kept = [run.info.settings[name] for name in ("tasks", "mask_sinks", "edits")]
     assert kept == [["gsm8k"], 1, ["window_attention:radius=8"]]
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
-    assert cli(asked) == 2
-    assert "out is taken; choose another" in capsys.readouterr().err
-    assert cli(f"{asked} --resume") == 0
+    assert cli(asked) == 0
 
 
 SUMS = """

@@ -39,8 +39,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     assert printed.out.splitlines() == [
         "run folder: out",
         "next: sinklab report out",
-        f"controls of every number, with shuffled and with fresh weights: {again} out --resume "
-        "--twin",
+        f"controls of every number, with shuffled and with fresh weights: {again} out --twin",
         f"what it writes with sinks blocked: {again} out-masked --edits block_keys:keys=top:k=5",
         f"what blocking them costs: sinklab curve --model {model}; head by head: sinklab curve "
         f"--model {model} --by head",
@@ -54,13 +53,8 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
     assert written.info.settings["prompts"] == ["The sea", "The boat"]
     assert written.info.model["recorded_layers"] == [1]
     assert written.has("maps", 1)
-    assert "but out is taken; choose another folder, or continue" in error_of(
-        f"{command} --layers -1 --maps 1:0:2 --every 2", capsys
-    )
-    assert cli(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
-    assert "can be resumed only with the same settings: its model['recorded_layers']" in error_of(
-        f"{command} --resume", capsys
-    )
+    assert cli(f"{command} --layers -1 --maps 1:0:2 --every 2") == 0
+    assert "holds another run: its model['recorded_layers']" in error_of(command, capsys)
 
 
 @pytest.mark.slow
@@ -70,8 +64,7 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
     for flags, expected in (
         ("--no-twin", ()),
         ("--twin", twins),
-        ("--config twin", twins),
-        ("--config twin --no-twin", ()),
+        ("--config twin --twin", twins),
     ):
         folder = flags.strip("-").replace(" ", "-")
         assert (
@@ -86,7 +79,7 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
         "a control (shuffled weights) reads the same canvases" in capsys.readouterr().err
     ) == bool(twins)
     # the flag that was left out may come later
-    assert cli(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
+    assert cli(f"trace The --model {model} --out no-twin {QUICK} --twin") == 0
     assert {*open_run("no-twin").array_files} == {"attention", "measures", *twins}
 
 

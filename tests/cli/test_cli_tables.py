@@ -28,8 +28,8 @@ def curve(*models, figures=(), **changes):
     """A small one, which goes on with what is in `out`."""
     Path("held.txt").write_text(TEXT * 10)
     fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt", "twin": False}
-    settings, options = CurveSettings(**{**fields, **changes}), Curve.Options(figures=figures)
-    print("\n".join(conduct(Curve(), models, Path("out"), settings, resume=True, options=options)))
+    settings = CurveSettings(**{**fields, **changes}, figures=figures)
+    print("\n".join(conduct(Curve(), models, Path("out"), settings)))
 
 
 def test_a_curve_is_scored_once(model, capsys, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.curve.arms.rows_of", None)
     curve(model)
     assert "out/plain is there" in capsys.readouterr().err
-    refused("out/plain holds a run of", curve, model, rows=2)
+    refused("out/plain holds another run", curve, model, rows=2)
 
 
 def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
@@ -58,7 +58,7 @@ def test_an_unfinished_curve_goes_on_unless_it_is_another(model, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             curve(model, controls=("sinks",))
     assert [*open_run("out/plain").info.files] == ["curve_rows-0000.parquet"]
-    refused("out/plain holds a run of controls", curve, model)
+    refused("out/plain holds another run: its settings\\['controls'\\]", curve, model)
     curve(model, controls=("sinks",), figures=("svg",))
     assert open_run("out/plain").info.status == "complete"
     assert Path("out/masking_curve.svg").stat().st_size > 1000
@@ -75,7 +75,7 @@ def test_folders_are_named_after_models():
     given = ("tiny", "runs/causal/model", "/models/LLaDA-8B/", "org/Dream", "other/tiny", "model")
     assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-2", "model"]
     again = ("a/battery/model", "b/battery/model", "c/battery", "battery-2")
-    assert folder_names(again) == ["battery", "battery-2", "battery-3", "battery-2-2"]
+    assert folder_names(again) == ["battery", "battery-2", "battery-2-2", "battery-2-2-2"]
 
 
 def scored(right):

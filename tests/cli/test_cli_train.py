@@ -45,7 +45,7 @@ def test_the_help_of_a_recipe_shows_its_values(capsys, monkeypatch):
         cli("train qwen-0.5b --variant gate --help")
     printed = capsys.readouterr().out
     assert "(default: Qwen/Qwen2.5-0.5B)" in printed
-    assert re.search(r"--gate STR[\s\S]*\(default: elementwise\)", printed)
+    assert re.search(r"--gate STR[\s\S]*elementwise\)", printed)
     assert re.search(r"--steps INT .*\(default: 28610\)", printed)
 
 
@@ -76,10 +76,6 @@ def test_flags_override_the_recipe_and_nothing_else(settings):
         ),
         ("train --variant snk", "variant must be one of .*, but is 'snk'; did you mean 'sink'"),
         ("train --steps 3 laptop-causal", "the recipe comes first: sinklab train laptop-causal"),
-        (
-            "train laptop-sft --config .",
-            "every setting is taken from the run folder .; leave out the recipe",
-        ),
         ("train --config nowhere --out there", "nowhere cannot be read as settings"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-import safetensors.numpy
 
 from refusals import refused
 from sinklab.lab.records import RunWriter, open_run, write_beside
@@ -28,27 +27,28 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("name", ["attention.safetensors", "tokens.parquet"])
-def test_truncated_and_missing_files_are_refused_by_name(folder, name):
+READS = {
+    "attention.safetensors": (
+        lambda run: run.arrays("attention"),
+        lambda run: run.array("attention", "received"),
+        lambda run: run.to_xarray("attention"),
+    ),
+    "tokens.parquet": (lambda run: run.table("tokens"),),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder, name):
     whole = (folder / name).read_bytes()
-    for keep in (0, 5, -10):
-        (folder / name).write_bytes(whole[:keep])
-        refused(rf"{name} is damaged and cannot be read", open_run, folder)
+    changed = bytes([*whole[:40], whole[40] ^ 1, *whole[41:]])
+    for content in (b"", whole[:-10], changed, b"x" * 40):
+        run = open_run(folder)
+        (folder / name).write_bytes(content)
+        for read in READS[name]:
+            refused(rf"{name} is damaged .*--resume.*SHA-256", read, run)
+        assert lost_files(folder, run.info) == {name}
     (folder / name).unlink()
-    refused(f"{name} is missing", open_run, folder)
-
-
-def test_damage_after_opening_is_refused_too(folder):
-    run = open_run(folder)
-    for name in ("attention.safetensors", "tokens.parquet"):
-        (folder / name).write_bytes(b"x" * 40)
-    refused(r"tokens.parquet is damaged", run.table, "tokens")
-    refused("safetensors is damaged", run.arrays, "attention")
-
-
-def test_safetensors_of_another_program_is_refused(folder):
-    safetensors.numpy.save_file({"x": np.zeros(2)}, folder / "attention.safetensors")
-    refused("safetensors is damaged", open_run, folder)
+    refused(f"{name} is .*missing", open_run, folder)
 
 
 def test_not_a_run(tmp_path):
@@ -59,41 +59,27 @@ def test_not_a_run(tmp_path):
     refused(r"it has no run.json", open_run, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (("{half", "", "\xff\xfe"), r"run.json is damaged and cannot be read"),
-        (("[1]", "{}"), r"run.json does not describe a run: it has no schema version"),
-        (('{"schema": 2}',), r"run.json has schema 2, and this version of sinklab reads schema 3"),
-        (('{"schema": true}',), r"run.json has schema True"),
-        (
-            ('{"schema": 3, "kind": "study"}',),
-            r"run.json is damaged .*it lacks model, settings, seed",
-        ),
-    ],
-)
-def test_bad_run_json(folder, texts, message):
-    for text in texts:
-        (folder / "run.json").write_bytes(text.encode("latin-1"))
-        refused(message, open_run, folder)
-
-
-def test_wrong_fields_are_named(folder):
-    info = json.loads((folder / "run.json").read_text())
+def test_a_run_json_that_no_run_wrote_is_refused(folder):
+    path = folder / "run.json"
+    info = json.loads(path.read_text())
+    for text in ("{half", "", "\xff\xfe", "[1]", '{"schema": 3, "kind": "study"}'):
+        path.write_bytes(text.encode("latin-1"))
+        refused("run.json is damaged", open_run, folder)
+    for text in ("{}", '{"schema": 2}', '{"schema": true}'):
+        path.write_text(text)
+        refused("run.json has schema .*reads schema 3", open_run, folder)
     for field, value in (
-        ("status", "done"),
         ("files", {"../tokens.parquet": "0"}),
-        ("files", {"": "0"}),
-        ("files", {"tokens.txt": "0"}),
         ("files", ["tokens.parquet"]),
         ("model", []),
         ("seed", "1"),
-        ("others", {"../run.json": "0"}),
         ("others", {"/run.json": "0"}),
-        ("others", {"tokens.parquet": 0}),
+        ("others", {"tokens.parquet": "", "other": 0}),
+        ("samples", 10**40),
+        ("more", 1),
     ):
-        (folder / "run.json").write_text(json.dumps(info | {field: value}))
-        refused(rf"run.json is damaged .*{field} is", open_run, folder)
+        path.write_text(json.dumps(info | {field: value}))
+        refused("run.json is damaged", open_run, folder)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("NaN logits at step 3")])
@@ -124,13 +110,8 @@ def test_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
     with writer(tmp_path) as run:
         run.table("curve", {"loss": [3.0]})
         monkeypatch.setattr(pyarrow.parquet, "ParquetWriter", lambda path, _: full_disk(path))
-        monkeypatch.setattr(
-            safetensors.numpy, "save_file", lambda arrays, path, metadata: full_disk(path)
-        )
         with pytest.raises(OSError, match=r"No space left.*tokens\.parquet"):
             run.table("tokens", {"a": [1]})
-        with pytest.raises(OSError, match=r"No space left.*safetensors"):
-            run.arrays("attention", {"x": np.zeros(2)}, dims={"x": ("key",)})
         with pytest.raises(OSError, match="No space left"):
             run.table("curve", {"loss": [3.0, 2.0]})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.parquet", "run.json"]
@@ -154,10 +135,9 @@ def test_full_disk_for_real(tmp_path):
 
 
 def test_error_of_the_block_survives_a_full_disk_at_the_end(tmp_path, monkeypatch):
-    with pytest.raises(RuntimeError, match="the cause") as caught, writer(tmp_path):
+    with pytest.raises(RuntimeError, match="the cause"), writer(tmp_path):
         monkeypatch.setattr(Path, "write_text", lambda self, *_, **__: full_disk(self))
         raise RuntimeError("the cause")
-    assert any("could not be noted" in note for note in caught.value.__notes__)
     assert open_run(tmp_path).info.status == "running"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
@@ -183,34 +163,6 @@ def test_processes_that_write_the_same_file_do_not_take_each_others_half(tmp_pat
     write_beside(tmp_path / "kept.txt", meanwhile)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
     assert (tmp_path / "kept.txt").read_text() == "the same"
-
-
-def flip(file, place=-1):
-    """Flip a bit of a byte, by default of the last one: the file is as long as before and its head
-    is whole.
-    """
-    content = bytearray(file.read_bytes())
-    content[place] ^= 1
-    file.write_bytes(content)
-
-
-READS = {
-    "attention.safetensors": {
-        "arrays": lambda run: run.arrays("attention"),
-        "array": lambda run: run.array("attention", "received"),
-        "to_xarray": lambda run: run.to_xarray("attention"),
-    },
-    "tokens.parquet": {"table": lambda run: run.table("tokens")},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "read"), [(name, read) for name, reads in READS.items() for read in reads]
-)
-def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder, name, read):
-    flip(folder / name, 40 if name == "tokens.parquet" else -1)
-    run = open_run(folder)
-    refused(f"{name} .*SHA-256.* --resume", READS[name][read], run)
 
 
 def test_a_reader_follows_a_run_that_is_being_written(tmp_path):

@@ -9,6 +9,7 @@ from browsing import browser as browser
 from browsing import one as one
 from browsing import page as page
 from browsing import two as two
+from noted import halved
 
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
@@ -260,10 +261,10 @@ def writer(root):
                 kept = {key: array for key, array in arrays.items() if key not in leave_out}
                 files = {}
                 if "attention" not in leave_out:
-                    files["attention"] = Arrays(kept, {key: DIMS[key] for key in kept})
+                    files["attention"] = Arrays(halved(kept), {key: DIMS[key] for key in kept})
                 if maps and sample == 0:
                     axes = {key: (f"query_{key}", f"key_{key}") for key in maps}
-                    files["maps"] = Arrays(maps, axes)
+                    files["maps"] = Arrays(halved(maps), axes)
                 tables = {
                     "tokens": tokens(sample, family, words),
                     "generations": generations(sample),

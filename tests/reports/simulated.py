@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from noted import halved
 
 from sinklab.core.sinks import find_sinks
 from sinklab.lab.records import Arrays, Contents, Run, RunWriter, open_run
@@ -82,7 +83,7 @@ def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: An
     ) as run:
         for sample in range(size.samples):
             committed_TP = canvas(size, rng)
-            arrays, dims, dtype = attention(size, committed_TP, rng)
+            arrays, dims = attention(size, committed_TP, rng)
             ids_TP = np.where(committed_TP == 0, MASK_ID, np.arange(size.text) % len(WORDS))
             steps = np.arange(size.steps)
             block = (steps * 4) // size.steps if size.family == "diffusion" else 0 * steps
@@ -96,7 +97,7 @@ def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: An
                 "steps": {"sample": [sample] * size.steps, "step": steps, "block": block},
                 "generations": {"sample": [sample], "rule": ["low_confidence"]} | row,
             }
-            attended = {"attention": Arrays(arrays, dims, dtype)}
+            attended = {"attention": Arrays(halved(arrays), dims)}
             run.write(sample, {sample: Contents(found, attended)})
         for table, columns in tables.items():
             run.table(table, columns)
@@ -178,8 +179,7 @@ def attention(
         "value_norm": ("step", "layer", "key"),
         "key_norm": ("step", "layer", "key"),
     }
-    dtype = {"visible": "float32", "positions": "float32"}
-    return arrays, {key: dims[key] for key in arrays}, dtype
+    return arrays, {key: dims[key] for key in arrays}
 
 
 def tokens(

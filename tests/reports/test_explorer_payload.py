@@ -12,7 +12,7 @@ from simulated import REMOVALS, Simulation, received_of, simulate
 
 from sinklab.core.registry import interventions
 from sinklab.lab import analysis
-from sinklab.lab.records import open_run
+from sinklab.lab.records import Arrays, open_run
 from sinklab.lab.records.storage import write_arrays
 from sinklab.lab.reports import as_studies
 from sinklab.lab.reports.payload import AGES, LOW, LogScale, arrays_of, pack, payload
@@ -177,7 +177,8 @@ def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
     arrays = {key: values[:5] for key, values in run.arrays("attention", sample=0).items()}
     arrays["received"] = arrays["received"] / 4
     named = {f"0/{key}": values for key, values in arrays.items()}
-    write_arrays(run.path / "attention-0000.safetensors", named, run.dims("attention", sample=0))
+    dims = run.dims("attention", sample=0)
+    write_arrays(run.path / "attention-0000.safetensors", Arrays(named, dims))
     run = noted_again(run, "attention-0000.safetensors")
     content = arrays_of(as_studies(run)[0])
     assert [sample["stride"] for sample in content["samples"]] == [1, 1]

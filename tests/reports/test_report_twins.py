@@ -15,7 +15,7 @@ from sinklab.lab.reports.tables import measures, table
 
 def beside(run, **twins):
     """The run with the attention and the losses of other runs as those of its twins."""
-    with again(run, resume=True) as writer:
+    with again(run) as writer:
         for kind, other in twins.items():
             for sample in other.samples:
                 values, dims = other.arrays("attention", sample), other.dims("attention", sample)

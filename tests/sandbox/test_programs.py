@@ -148,16 +148,16 @@ def test_a_run_keeps_its_programs_and_another_machine_scores_them(tmp_path, monk
     monkeypatch.setattr(humaneval, "why_not", lambda: "no bubblewrap")
     monkeypatch.setattr(here, "why_not", staticmethod(lambda: "no bubblewrap"))
     said = out_of(asked, capsys)
-    assert "2 programs are kept and were not run" in said and "--score-only" in said
+    assert "2 programs are kept and were not run" in said and "sinklab score RUN" in said
     run = open_run("run")
     kept = run.table("samples")
     assert kept["right"].isna().all() and run.table("scores")["value"].isna().all()
     assert all("check(area)" in json.loads(answer)[0] for answer in kept["answer"])
-    assert "are not run here: no bubblewrap" in error_of("eval --score-only run", capsys)
+    assert "are not run here: no bubblewrap" in error_of("score run", capsys)
     # the second of them is solved elsewhere
     monkeypatch.setattr(here, "why_not", staticmethod(lambda: ""))
     monkeypatch.setattr(here, "run", staticmethod(lambda programs: ["failed: no", "passed"]))
-    assert "pass@1 (create_test) 0.5000 ± 0.5000 on 2" in out_of("eval --score-only run", capsys)
+    assert "pass@1 (create_test) 0.5000 ± 0.5000 on 2" in out_of("score run", capsys)
     run = open_run("run")
     assert run.info.status == "complete"
     (score,) = run.table("scores").to_dict("records")
@@ -166,9 +166,9 @@ def test_a_run_keeps_its_programs_and_another_machine_scores_them(tmp_path, monk
     assert scored["right"].tolist() == [0.0, 1.0]
     same = ["task", "doc_id", "prompt", "response"]
     pd.testing.assert_frame_equal(scored[same], kept[same])
-    assert "keeps no programs" in error_of("eval --score-only run", capsys)
+    assert "keeps no programs" in error_of("score run", capsys)
     assert cli("trace a --new-tokens 2 --out traced") == 0
-    assert "of kind 'study'" in error_of("eval --score-only traced", capsys)
+    assert "of kind 'study'" in error_of("score traced", capsys)
 
 
 def test_programs_are_refused_without_permission(tmp_path):

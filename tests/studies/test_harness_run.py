@@ -169,7 +169,7 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, monkeypatch):
         run_toys(progress=stop)
     assert open_run("run").info.status == "interrupted"
     sizes = asked_for(monkeypatch)
-    resumed = run_toys(resume=True, progress=said.append)
+    resumed = run_toys(progress=said.append)
     assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
     asked = ["toy_texts", "toy_choices", "toy_ends"]
     assert said == [*asked[:2], *asked[1:]]
@@ -178,22 +178,20 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, monkeypatch):
     sizes.clear()
     # another pace is no other run
     paced = replace(SETTINGS, batch=1, likelihood_batch=5)
-    same(run_toys(paced, resume=True), finished)
+    same(run_toys(paced), finished)
     assert sizes == []
 
 
 def test_other_settings_or_weights_are_refused_by_name(finished):
     settings = replace(SETTINGS, limit=1, record_sinks=0)
     run_toys(settings)
-    refused("run is taken; choose another", run_toys, settings)
     other = replace(settings, mask_sinks=2)
-    refused("same settings: its .*mask_sinks", run_toys, other, resume=True)
+    refused("another run: its .*mask_sinks", run_toys, other)
     refused(
         r"its model\['weights_sha256'\]",
         run_toys,
         settings,
         tiny_loaded(1, seed=5),
-        resume=True,
     )
 
 

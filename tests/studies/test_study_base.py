@@ -23,7 +23,7 @@ from sinklab.lab.records import open_run
 from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 from sinklab.lab.studies.curve import Curve, CurveSettings
-from sinklab.lab.studies.settings import as_record, from_record
+from sinklab.lab.studies.settings import kept_record
 from sinklab.lab.studies.trace.study import StudySettings, Trace
 from tiny_diffusion import save_tiny, tiny_loaded
 
@@ -68,15 +68,6 @@ def test_the_studies_of_the_package_and_of_the_example_conform(lengths):
 
 
 def test_a_suite_sees_a_study_that_does_not_conform():
-    class Forgetful(Toy):
-        """It makes its settings up."""
-
-        def settings_of(self, folder):
-            return CurveSettings(rows=7)
-
-    with pytest.raises(AssertionError, match="settings do not come back"):
-        check_study(Forgetful(), tiny_loaded())
-
     class Careless(Toy):
         """It writes what depends on how often it was run."""
 
@@ -115,16 +106,8 @@ def test_a_plugin_is_a_command(lengths, capsys):
     assert "Count the tokens of some texts." in out_of(f"list studies --plugin {EXAMPLE}", capsys)
 
 
-def test_settings_are_text_in_a_run_folder_and_on_the_command_line():
-    record = as_record(Edited(texts=4))
-    assert record == {"texts": 4, "edits": ["block_keys:keys=top:k=2"]}
-    assert from_record(Edited(), record) == Edited(texts=4)
-    refused("'text'; did you mean 'texts'", from_record, Edited(), {"text": 3})
-
-
-def test_runs_of_another_kind_are_not_reproduced():
-    Toy()(tiny_loaded(), "toy")
-    refused("kind 'toy' and not 'study'", Trace().settings_of, "toy")
+def test_settings_are_text_in_a_run_folder():
+    assert kept_record(Edited(texts=4)) == {"texts": 4, "edits": ["block_keys:keys=top:k=2"]}
 
 
 def test_shards_need_a_study_that_knows_them():
@@ -140,7 +123,7 @@ def test_folders_that_are_taken_show_before_a_model_is_read():
     Path("b").mkdir()
     Path("b/notes.txt").write_text("mine")
     refused(
-        "b is taken; choose another",
+        "b is taken",
         conduct,
         Several(),
         ("no-such-model/a", "no-such-model/b"),
@@ -158,6 +141,5 @@ def test_models_that_are_not_there_show_before_the_first_is_run():
         (model, "tiny-snik"),
         Path("out"),
         CurveSettings(),
-        resume=True,
     )
     assert not Path("out").exists()

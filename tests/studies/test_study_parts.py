@@ -70,25 +70,21 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch
     assert run.samples == (0,)
     assert run.arrays("attention", sample=0)["received"].shape[0] == 6
     said = []
-    study(tiny_loaded(1), path, SETTINGS, resume=True, progress=said.append)
+    study(tiny_loaded(1), path, SETTINGS, progress=said.append)
     assert sum("writing sample " in text for text in said) == 2
     assert difference(path, whole) == ""
     # nothing is left to do
     before = (path / "generations-0001.parquet").stat().st_mtime_ns
-    study(tiny_loaded(1), path, SETTINGS, resume=True)
+    study(tiny_loaded(1), path, SETTINGS)
     assert (path / "generations-0001.parquet").stat().st_mtime_ns == before
 
 
 def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
-    path, short = tmp_path / "run", replace(SETTINGS, prompts=("",), seed=None)
-    study(tiny_loaded(), path, short, resume=True)
-    seed = open_run(path).info.seed
-    study(tiny_loaded(), path, short, resume=True)
-    assert open_run(path).info.seed == seed, "a drawn seed is taken up again"
+    path, short = tmp_path / "run", replace(SETTINGS, prompts=("",))
+    study(tiny_loaded(), path, short)
     other = replace(short, new_tokens=5)
-    refused(r"settings\['new_tokens'\] is 6", study, tiny_loaded(), path, other, resume=True)
-    refused(r"\['weights_sha256'\]", study, tiny_loaded(seed=3), path, short, resume=True)
-    refused("run is taken; choose another", study, tiny_loaded(), path, short)
+    refused(r"settings\['new_tokens'\] is 6", study, tiny_loaded(), path, other)
+    refused(r"\['weights_sha256'\]", study, tiny_loaded(seed=3), path, short)
 
 
 def test_progress_shrinks_where_texts_end_early(tmp_path):
@@ -118,7 +114,7 @@ def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, m
         patch.setattr(observation, "_tokens", breaking(observation._tokens, 5))
         study(tiny_loaded(1), tmp_path / "run", settings)
     assert open_run(tmp_path / "run").samples == (0, 1, 2, 3)
-    study(tiny_loaded(1), tmp_path / "run", settings, resume=True)
+    study(tiny_loaded(1), tmp_path / "run", settings)
     assert together == [4, 1, 4, 1, 1]
     assert difference(tmp_path / "run", whole) == ""
 

@@ -25,14 +25,14 @@ def asked(monkeypatch):
     """The settings of every cell that was scored; the third fails once."""
     seen = []
 
-    def evaluate(_, loaded, out, settings, *, progress, resume):
+    def evaluate(_, loaded, out, settings, *, progress):
         seen.append(settings)
         about = {
             "kind": "benchmark",
             "model": {"name": "m"},
             "settings": kept_record(settings),
         }
-        with RunWriter(out, **about, seed=0, resume=resume) as run:
+        with RunWriter(out, **about, seed=0) as run:
             if len(seen) == 3:
                 raise KeyboardInterrupt
             run.table("scores", {"task": list(settings.tasks)})
@@ -105,7 +105,7 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
     moved.parent.mkdir()
     Path("a/gsm8k-k5-held").rename(moved)
     refused(
-        "protocol='held', and now",
+        "'held', and now it is 'paper'",
         cells,
         replace(settings, tasks=("gsm8k",)),
         replace(plan, protocols=("paper",)),
@@ -151,7 +151,7 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked):
     settings = replace(SETTINGS, tasks=("gsm8k",))
     cells(settings, Plan(ks=(5,)))
     refused(
-        "limit=None, and now it is 3",
+        "is None, and now it is 3",
         cells,
         replace(settings, limit=3),
         Plan(ks=(5,)),
@@ -161,7 +161,7 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_scored(asked):
     with RunWriter("b/gsm8k-k0", kind="study", model={}, settings={}, seed=0):
         pass
     refused(
-        "gsm8k-k0 holds a run of kind",
+        "gsm8k-k0 holds another run: its kind",
         cells,
         settings,
         Plan(ks=(5,)),

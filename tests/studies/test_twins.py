@@ -111,7 +111,7 @@ def test_a_killed_run_resumes_with_its_twins(two, tmp_path, monkeypatch):
         patch.setattr(twins, "retraced", killed)
         study(tiny_loaded(1), tmp_path / "run", TWO)
     assert "twins" not in open_run(tmp_path / "run").tables
-    study(tiny_loaded(1), tmp_path / "run", TWO, resume=True)
+    study(tiny_loaded(1), tmp_path / "run", TWO)
     assert difference(tmp_path / "run", contents(two.path)) == ""
 
 
@@ -126,20 +126,18 @@ def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path):
         "a control (shuffled weights) reads some of the canvases",
     ]
     assert alone.array_files == ("attention", "measures") and "twins" not in alone.tables
-    assert Trace().settings_of(path).twin is None
-    (line,) = [line for line in Trace().sentences([alone]) if "--twin" in line]
-    assert line.endswith(f"--config {path} --out {path} --resume --twin")
+    (line,) = [line for line in Trace().results([alone], path, settings) if "--twin" in line]
+    assert line.endswith(f"--config {path} --out {path} --twin")
     # the finished run gets them
-    wanted = replace(Trace().settings_of(path), twin=True)
-    study(tiny_loaded(), path, wanted, resume=True)
+    wanted = replace(settings, twin=True)
+    study(tiny_loaded(), path, wanted)
     run = open_run(path)
     kinds = ("", "-initialised", "-permuted")
     files = tuple(f"{name}{kind}" for kind in kinds for name in ("attention", "measures"))
     assert {*run.array_files} == {*files}
-    assert Trace().settings_of(path).twin is True, "a reproduction has them too"
-    assert not any("--twin" in line for line in Trace().sentences([run]))
+    assert not any("--twin" in line for line in Trace().results([run], path, settings))
     written = (path / "twins.parquet").stat().st_mtime_ns
-    study(tiny_loaded(), path, wanted, resume=True)
+    study(tiny_loaded(), path, wanted)
     assert (path / "twins.parquet").stat().st_mtime_ns == written
 
 

@@ -150,7 +150,7 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
         )
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
-            refused(r"is written once: .*--resume", train, one)
+            refused(r"is taken by a run; .*--resume", train, one)
             refused(r"lr: 0.01 → 0.02", train, replace(one, resume=True, lr=0.02))
         said = []
         train(replace(one, resume=True), progress=said.append)
@@ -182,7 +182,7 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
     notes.parent.mkdir()
     notes.write_text("mine")
     Path("run/.run.json.part").write_text("{")
-    refused(r"notes.txt but no run.json", train, here)
+    refused(r"notes.txt and no run.json", train, here)
     assert sorted(path.name for path in notes.parent.iterdir()) == [".run.json.part", "notes.txt"]
     notes.unlink()
     with RunWriter("run", kind="study", model={}, settings={}, seed=0):

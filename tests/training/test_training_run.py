@@ -134,7 +134,7 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings):
         train,
         replace(settings, resume=True, batch=8, lr=0.1, log_every=3),
     )
-    refused(r"written once: .*--resume", train, settings)
+    refused(r"is taken by a run; .*--resume", train, settings)
     Path("run/run.json").write_text("{")
     refused(r"run.json is damaged", train, replace(settings, resume=True))
 

@@ -185,7 +185,7 @@ def check_study(name: str) -> None:
         assert before, "it writes no table"
         for file in run.info.files:
             (run.path / file).write_bytes(b"lost")
-        again = open_run(study(loaded, run.path, resume=True))
+        again = open_run(study(loaded, run.path))
         for one, table in before.items():
             assert again.table(one).equals(table), f"what is lost of {one} is not made again"
 

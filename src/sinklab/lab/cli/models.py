@@ -1,13 +1,11 @@
 """`sinklab train`, `generate` and `info`: a model is made, writes and is described."""
 
-# B batch rows, P prompt positions
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,6 @@ from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.registry import commands
-from sinklab.lab.studies.about import text_of
 from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
@@ -74,29 +71,16 @@ class Train(Command):
         """Fields that `filled` sets."""
         return ("first",)
 
-    def filled(self, arguments: Sequence[str], config: Path | None) -> Train:
+    def filled(self, arguments: Sequence[str]) -> Train:
         """The command with the settings of the recipe, so that --help shows those of the run.
-
-        Raises:
-            ValueError: for an unknown recipe or variant, or one beside a run folder.
+        Raises ValueError for an unknown recipe or variant.
         """
         name = DEFAULT
         if arguments and not arguments[0].startswith("-"):
             name = arguments[0]
         how: dict[str, Any] = {"args": arguments, "return_unknown_args": True, "add_help": False}
         variant = tyro.cli(Variant, **how)[0].variant
-        if config is not None and config.is_dir() and (variant, name) != (None, DEFAULT):
-            raise ValueError(
-                f"every setting is taken from the run folder {config}; leave out the recipe and "
-                "--variant"
-            )
         return Train(name, variant, recipe(name, variant), name)
-
-    def settings_of(self, run: Path) -> dict[str, Any]:
-        """Settings of a run of training."""
-        from sinklab.lab.training.checkpoints import settings_of
-
-        return asdict(settings_of(run))
 
     def run(self) -> None:
         """Train, and say where the model is and what to do next."""
@@ -146,7 +130,7 @@ class Generate(Command):
     """
 
     prompt: MARK.Positional[tuple[str, ...]] = ()
-    """One or more prompts; they are written in one batch."""
+    """One or more prompts."""
     model: str = "tiny"
     """"tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub."""
     new_tokens: int = 64
@@ -174,83 +158,54 @@ class Generate(Command):
                 "new_tokens must be at least 0, which fills the masks of a prompt, but is "
                 f"{new_tokens}"
             )
-        from transformers import TextDiffusionStreamer
-
-        from sinklab.core.subject.canvas import pad_left
         from sinklab.core.subject.generation import GenerateByDenoising
-        from sinklab.lab.scoring.prompts import encode
+        from sinklab.lab.short_road.models import LM
+
+        self.decoding.values()
+        lm = LM(**vars(self.reading.load(self.model, fills_masks=False)))
+        if lm.is_diffusion and isinstance(lm.model, GenerateByDenoising):
+            how = {"settings": self.decoding, "streamer": _streamer(lm) if stream else None}
+        else:
+            how = self._drawn(lm)
+        for text in prompt:
+            written = lm.generate(text, new_tokens, chat=chat, **how)
+            if not stream:
+                say(written)
+
+    def _drawn(self, lm: Any) -> dict[str, Any]:
+        """Options for a model that does not fill masks: written token after token, or by renoising
+        whole canvases. Raises ValueError for options of models that fill masks.
+        """
+        import torch
 
         settings = self.decoding
-        settings.values()
-        loaded = self.reading.load(self.model, fills_masks=False)
-        if not loaded.is_diffusion or not isinstance(loaded.model, GenerateByDenoising):
-            for text in prompt:
-                say(
-                    _written(loaded, text, new_tokens, settings, chat=chat, stream=stream),
-                    exact=True,
-                )
-            return
-        # padded here: nothing reads the padding, and not every tokenizer has a token for it
-        ids_BP, real_BP = pad_left(
-            [encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0
-        )
-        # a streamer asks its tokenizer for text, and for nothing else
-        streamer = None
-        if stream:
-            tokenizer = loaded.needed_tokenizer()
-            plain: Any = SimpleNamespace(
-                decode=lambda row, **how: spelt(tokenizer.decode(row, **how))
+        own = {"seed"} if lm.is_diffusion else {"seed", "temperature", "top_p", "top_k"}
+        usual = asdict(WRITING)
+        changed = [name for name, value in asdict(settings).items() if value != usual[name]]
+        wrong = [name for name in [*["stream"] * self.stream, *changed] if name not in own]
+        if wrong:
+            flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
+            raise ValueError(
+                f"{flags} can be set for models that fill masks, but {lm.name} writes in another "
+                "way; leave it out"
             )
-            streamer = TextDiffusionStreamer(plain)
-        writer: Any = loaded.model
-        written = writer.generate(
-            ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer
-        )
-        if not stream:
-            for row, real_P in zip(written, real_BP, strict=True):
-                # padding on the left is no token of the prompt
-                start = int((~real_P).sum())
-                if chat:
-                    start = len(real_P)
-                say(text_of(loaded, row[start:]), exact=True)
+        if lm.is_diffusion:
+            return {"seed": settings.seed or 0}
+        torch.manual_seed(settings.seed or 0)
+        if not settings.temperature:
+            return {"do_sample": False}
+        drawn = {"temperature": settings.temperature, "top_p": settings.top_p or 1.0}
+        return {"do_sample": True, "top_k": settings.top_k or 0, **drawn}
 
 
-def _written(
-    loaded: Any, text: str, new_tokens: int, settings: DecodingSettings, *, chat: bool, stream: bool
-) -> str:
-    """Text of a model that does not fill masks: written token after token, or by renoising whole
-    canvases.
+def _streamer(lm: Any) -> Any:
+    """It shows a canvas while it changes."""
+    from transformers import TextDiffusionStreamer
 
-    Raises ValueError for options of models that fill masks.
-    """
-    import torch
-
-    from sinklab.lab.short_road.models import LM
-
-    renoises = loaded.is_diffusion
-    own = {"seed", "temperature", "top_p", "top_k"}
-    how = "writes token after token"
-    if renoises:
-        own = {"seed"}
-        how = "renoises whole canvases"
-    usual = asdict(WRITING)
-    changed = [name for name, value in asdict(settings).items() if value != usual[name]]
-    wrong = [name for name in [*["stream"] * stream, *changed] if name not in own]
-    if wrong:
-        flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
-        raise ValueError(
-            f"{loaded.name} {how}: {flags} can be set for models that fill masks; leave it out"
-        )
-    torch.manual_seed(settings.seed or 0)
-    drawn = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p or 1.0,
-        "top_k": settings.top_k or 0,
-    }
-    sampling = {"do_sample": True, **drawn} if settings.temperature else {"do_sample": False}
-    return LM(**vars(loaded)).generate(
-        text, new_tokens, chat=chat, **({"seed": settings.seed or 0} if renoises else sampling)
-    )
+    tokenizer = lm.needed_tokenizer()
+    # a streamer asks its tokenizer for text, and for nothing else
+    plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
+    return TextDiffusionStreamer(plain)
 
 
 @commands.register("info")

@@ -6,11 +6,11 @@ import dataclasses
 import inspect
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import docstring_parser
 import tyro
@@ -41,7 +41,7 @@ save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids
 text_only time_sampler top_k top_p warmup weight_decay
 """
 """Options that --help leaves to --help-all, in every command."""
-PERMISSIONS = "out render resume run_code score_only shard"
+PERMISSIONS = "out render resume run_code shard"
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file.
 """
@@ -83,13 +83,9 @@ class Command:
         """Fields that are no options."""
         return ()
 
-    def filled(self, arguments: Sequence[str], config: Path | None) -> Command:
+    def filled(self, arguments: Sequence[str]) -> Command:
         """The command with the defaults that these arguments, after its name, ask for."""
         return self
-
-    def settings_of(self, run: Path) -> dict[str, Any]:
-        """Settings that a run folder gives to this command."""
-        return read_info(run / RUN_FILE).settings
 
     def run(self) -> None:
         """Do it."""
@@ -119,69 +115,71 @@ def names_of(command: Any) -> set[str]:
     return names.difference(command.hidden())
 
 
-def settings_in(
-    source: Path | None, command: Command, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Defaults from a TOML file or a run folder, without `PERMISSIONS`.
-
-    Args:
-        source: the file or folder; None for none.
-        command: takes the settings that it has; those of other commands in a run are told of.
-        tell: is called with a message.
+def with_settings(command: Command, source: Path) -> Command:
+    """The command with defaults from a TOML file or a run folder, without `PERMISSIONS`.
 
     Raises:
-        ValueError: for a file that cannot be read, and a name in it that is no option.
+        ValueError: for a file that cannot be read, a name in it that is no option, and a value that
+            makes no sense.
     """
-    if source is None:
-        return {}
     is_run = source.is_dir()
     if is_run:
-        settings = command.settings_of(source)
+        settings = read_info(source / RUN_FILE).settings
     else:
         with refused(f"{source} cannot be read as settings, a TOML file or a run folder"):
             settings = tomllib.loads(ordinary(source).read_text("utf-8"))
     renamed = {"prompts": "prompt"}
-    settings = {
-        renamed.get(name, name.replace("-", "_")): value for name, value in settings.items()
-    }
-    permissions = PERMISSIONS.split()
-    known = names_of(command).difference(permissions)
-    left = [name for name in settings if name not in known]
-    if left and not is_run:
-        known_fields(str(source), [name for name in left if name not in permissions], sorted(known))
-    if left:
-        tell(f"sinklab: not taken from {source}: {', '.join(left)}")
-    taken = {name: value for name, value in settings.items() if name in known}
-    if is_run and "model" in known:
+    taken = {renamed.get(name, name.replace("-", "_")): value for name, value in settings.items()}
+    for name in PERMISSIONS.split():
+        taken.pop(name, None)
+    names = names_of(command)
+    known_fields(str(source), taken, sorted(names))
+    if is_run and "model" in names:
         # a folder that came from elsewhere does not choose what is loaded
         taken["model"] = REQUIRED
-    return taken
+    return _replaced(command, taken)
 
 
-def parsed(
-    command: Any,
-    arguments: Sequence[str],
-    prog: str,
-    defaults: Mapping[str, Any],
-    *,
-    is_short: bool,
-) -> Command:
+def _replaced(value: Any, taken: dict[str, Any]) -> Any:
+    """A dataclass, and those in it, with values by the names of fields; the first has each."""
+    hints = typing.get_type_hints(type(value))
+    changes = {}
+    for field in dataclasses.fields(value):
+        now = getattr(value, field.name)
+        if dataclasses.is_dataclass(now):
+            changes[field.name] = _replaced(now, taken)
+        elif field.name in taken:
+            given = taken.pop(field.name)
+            if isinstance(given, list):
+                given = tuple(given)
+            if given is not REQUIRED:
+                with refused(f"settings say {field.name}={given!r}", TypeCheckError):
+                    check_type(given, hints[field.name])
+            changes[field.name] = given
+    return dataclasses.replace(value, **changes)
+
+
+def parsed(command: Any, arguments: Sequence[str], prog: str, *, is_short: bool) -> Command:
     """The command with the options that were given; exits after help, and after errors of options.
 
     Args:
-        command: with its usual defaults.
+        command: with its defaults.
         arguments: behind its name.
         prog: how it is called.
-        defaults: from a file of settings, in place of its own.
         is_short: whether the help leaves out `RARE` options.
 
     Raises:
         ValueError: for values that make no sense.
     """
-    marks = (MARK.OmitArgPrefixes, MARK.PositionalMetavarFromFieldName)
-    rules = constructors(defaults, is_short=is_short)
-    how: dict[str, Any] = {"args": arguments, "prog": prog, "config": marks, "registry": rules}
-    return built(tyro.cli(type(command), default=command, **how))
+    left_out = {*command.hidden()}
+    if is_short:
+        left_out.update(RARE.split())
+    how: dict[str, Any] = {
+        "description": f"{inspect.cleandoc(command.about())}\n\n{ALSO}",
+        "config": (MARK.OmitArgPrefixes, MARK.PositionalMetavarFromFieldName),
+        "registry": constructors(left_out),
+    }
+    return built(tyro.cli(type(command), default=command, args=arguments, prog=prog, **how))
 
 
 def built(parsed: Any) -> Any:
@@ -191,98 +189,45 @@ def built(parsed: Any) -> Any:
     return parsed.func(**{name: built(value) for name, value in parsed.keywords.items()})
 
 
-def constructors(defaults: Mapping[str, Any], *, is_short: bool) -> ConstructorRegistry:
-    """How tyro reads dataclasses: with the limits of their fields, registered values as text.
-
-    Args:
-        defaults: of options, from a file of settings.
-        is_short: leave out `RARE` options.
-    """
+def constructors(left_out: set[str]) -> ConstructorRegistry:
+    """How tyro reads dataclasses: without fields that are left out, registered values as text."""
     rules = ConstructorRegistry()
-    shown: dict[str, type] = {}
-    hidden: set[str] = set()
+    owners: dict[str, type] = {}
 
     @rules.struct_rule
     def settings(info: StructTypeInfo) -> StructConstructorSpec | None:
         kind = info.type
         if not dataclasses.is_dataclass(kind) or kind.__module__.startswith("tyro."):
             return None
-        about = str(kind.__doc__).partition("\n\n")[0]
-        if isinstance(info.default, Command):
-            about = f"{inspect.cleandoc(info.default.about())}\n\n{ALSO}"
-            hidden.clear()
-            hidden.update(info.default.hidden())
-            shown.clear()
         hints = typing.get_type_hints(kind, include_extras=True)
         options = []
         fixed = {}
         for field in dataclasses.fields(kind):
             value = getattr(info.default, field.name, field.default)
-            hint = _hint(field, hints[field.name], value)
-            value = _written(field, value)
             # where two groups have an option, it is that of the first
-            first = shown.setdefault(field.name, kind)
-            is_rare = is_short and field.name in RARE.split()
-            if first is not kind or field.name in hidden or is_rare:
+            if field.name in left_out or owners.setdefault(field.name, kind) is not kind:
                 fixed[field.name] = value
                 continue
-            if field.name in defaults:
-                value = _checked(field.name, defaults[field.name], hint)
-            if value in (None, ()):
-                hint = Annotated[hint, MARK.arg(help_behavior_hint="")]
-            options.append(
-                StructFieldSpec(field.name, hint, value, described(kind).get(field.name))
-            )
+            hint = hints[field.name]
+            registry = field.metadata.get("registry")
+            if registry is not None:
+                hint = str | None
+                if isinstance(value, tuple):
+                    hint, value = tuple[str, ...], tuple(map(registry.as_text, value))
+                elif value is not None:
+                    value = registry.as_text(value)
+            elif hint is Any:
+                # settings of a study, or names of its models
+                hint = type(value) if dataclasses.is_dataclass(value) else tuple[str, ...]
+            elif hint == bool | None:
+                # a pair of flags, and neither of them
+                hint = MARK.DisallowNone[hint]
+            about = described(kind).get(field.name)
+            options.append(StructFieldSpec(field.name, hint, value, about))
 
-        @wraps(kind, updated=())
         def later(**values: Any) -> Any:
             return partial(kind, **fixed, **values)
 
-        later.__doc__ = about
         return StructConstructorSpec(later, tuple(options))
 
     return rules
-
-
-def _hint(field: dataclasses.Field, hint: Any, value: Any) -> Any:
-    """The type of an option."""
-    choices = field.metadata.get("one_of")
-    if hint is Any and "registry" not in field.metadata:
-        # a command of several studies
-        hint = type(value)
-        if hint is tuple:
-            hint = tuple[str, ...]
-    if hint == bool | None:
-        # a pair of flags, and neither of them
-        return MARK.DisallowNone[hint]
-    if "registry" in field.metadata:
-        word: Any = str
-    elif choices:
-        word = Literal[tuple(choices)]
-    else:
-        return hint
-    if isinstance(value, tuple):
-        return tuple[word, ...]
-    if value is None:
-        return word | None
-    return word
-
-
-def _written(field: dataclasses.Field, value: Any) -> Any:
-    """A value of a registry as text."""
-    registry = field.metadata.get("registry")
-    if registry is None or value is None:
-        return value
-    if isinstance(value, tuple):
-        return tuple(map(registry.as_text, value))
-    return registry.as_text(value)
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """A value of a file. Raises ValueError unless it is of its type."""
-    if value is REQUIRED:
-        return value
-    if isinstance(value, list):
-        value = tuple(value)
-    with refused(f"the file of settings says {name}={value!r}, which cannot be", TypeCheckError):
-        return check_type(value, hint)

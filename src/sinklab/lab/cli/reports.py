@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sinklab.lab.reports.printed import Printed
 
 
-def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
+def tell_answers(studies: Any, texts: Sequence[str] = ()) -> None:
     """The three answers about the model of each run, below its name and its texts, and how the
     models differ.
     """
@@ -32,11 +32,7 @@ def tell_answers(studies: Any, texts: Sequence[tuple[Any, ...]] = ()) -> None:
 
     found, contrast = answers(studies)
     for place, one in enumerate(found):
-        say("\n", (one.model, "bold"))
-        for parts in texts[place : place + 1]:
-            say(*parts)
-        for sentence in one.sentences:
-            say(sentence)
+        say("\n".join(["", one.model, *texts[place : place + 1], *one.sentences]))
     if contrast:
         say(f"\n{contrast}")
 
@@ -266,6 +262,28 @@ class Table1(Command):
             folders = _scored(self.model, self.out, self.plan, self.reading, self.settings)
         if folders:
             _show([write_table1(folders, self.out)])
+
+
+@commands.register("score")
+@dataclass(frozen=True)
+class Score(Command):
+    """Run the programs that a run of `sinklab eval` keeps.
+
+    Inside bubblewrap; the scores are written into the folder. No model is read.
+
+    Try
+        sinklab score runs/code
+    """
+
+    run_folder: MARK.Positional[Path] = REQUIRED
+    """Run folder whose programs were kept and not run."""
+    group = "evaluate"
+
+    def run(self) -> None:
+        from sinklab.lab.studies.benchmarks.run import score
+
+        for line in score(self.run_folder):
+            say(line)
 
 
 @commands.register("onetoken")

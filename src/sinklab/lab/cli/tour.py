@@ -138,13 +138,9 @@ class Tour(Command):
             prompt, completion = (
                 " ".join(text.split()) for text in (written.prompt, written.completion)
             )
-            texts.append(("it wrote: ", (prompt, "dim"), f" {completion}"))
+            texts.append(f"it wrote: {prompt} {completion}")
         tell_answers(read, texts)
-        say(
-            f"\ntook {time.perf_counter() - started:.0f} s; open ",
-            (str(page), "bold"),
-            " in a browser",
-        )
+        say(f"\ntook {time.perf_counter() - started:.0f} s; open {page} in a browser")
         say(f"costs over keys and over attention: {drawn[0].parent}")
         command = shlex.join(["sinklab", "figures", str(out), "--out", str(out / "figures")])
         say(f"figures for a paper: {command}")

@@ -1,24 +1,25 @@
 """Content of run.json, and errors for a file that no run wrote."""
 
-import contextlib
 import dataclasses
 import json
 import re
-import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors import SafetensorError
+from typeguard import CollectionCheckStrategy, check_type
 
-from sinklab.lab.files import read_json
-from sinklab.lab.records.storage import RUN_FILE, SCHEMA, Kind, write_text
+from sinklab.lab.files import read_json, refused
+from sinklab.lab.records.storage import RUN_FILE, SCHEMA, file_of, write_text
 
-_FILE = re.compile(r"[a-z0-9][a-z0-9_-]*\.(parquet|safetensors)")
 _PART = re.compile(r"-(\d{4,})\.\w+")
 """End of the name of a file that belongs to a part."""
-STATUSES = ("running", "complete", "interrupted")
+REMEDY = (
+    "Restore it, or repeat the command of the run (sinklab train with --resume), which writes "
+    "again what is damaged"
+)
 
 
 def part_of(file: str) -> int | None:
@@ -27,11 +28,6 @@ def part_of(file: str) -> int | None:
     if found is None:
         return None
     return int(found[1])
-
-
-def _count(samples: int, part_size: int) -> int:
-    """Number of parts."""
-    return -(-samples // part_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,23 +70,22 @@ class RunInfo:
     @property
     def missing(self) -> list[int]:
         """Numbers of the parts that are not there."""
-        return sorted({*range(_count(self.samples, self.part_size))}.difference(self.parts))
+        return sorted({*range(-(-self.samples // self.part_size))}.difference(self.parts))
 
     def part(self, number: int) -> range:
         """The samples of a part."""
         first = number * self.part_size
         return range(first, min(first + self.part_size, self.samples))
 
-    def names(self, kind: Kind) -> list[str]:
+    def names(self, suffix: str) -> list[str]:
         """Names of the tables, or of the files of arrays."""
-        files = [file for file in self.files if file.endswith(kind.suffix)]
-        names = (_PART.sub("", file).removesuffix(kind.suffix) for file in files)
-        return [*dict.fromkeys(names)]
+        files = [file for file in self.files if file.endswith(suffix)]
+        return [*dict.fromkeys(_PART.sub("", file).removesuffix(suffix) for file in files)]
 
-    def of(self, kind: Kind, name: str) -> list[str]:
+    def of(self, name: str, suffix: str) -> list[str]:
         """The files of one table or of one name of arrays, in the order of their parts."""
         numbers: list[int | None] = [None, *self.parts]
-        files = [kind.file(name, number) for number in numbers]
+        files = [file_of(name, suffix, number) for number in numbers]
         return [file for file in files if file in self.files]
 
     def without(self, lost: Collection[str]) -> Self:
@@ -101,7 +96,7 @@ class RunInfo:
             return self
         left = {*self.parts} - {part_of(file) for file in lost}
         files = {file: one for file, one in self.files.items() if part_of(file) in left}
-        return dataclasses.replace(self, files=files, others={})
+        return dataclasses.replace(self, files=files, others={}, status="running")
 
     def save(self, folder: Path) -> None:
         """Write the run.json of ``folder``."""
@@ -130,73 +125,29 @@ def read_info(path: Path) -> RunInfo:
     schema.
     """
     with undamaged(path):
-        raw = read_json(path)
-    if not isinstance(raw, dict) or "schema" not in raw:
+        raw = read_json(path, dict)
+    if raw.get("schema") != SCHEMA:
         raise ValueError(
-            f"{path} does not describe a run: it has no schema version. It is some other JSON file."
+            f"{path} has schema {raw.get('schema')!r}, and this version of sinklab reads schema "
+            f'{SCHEMA}. Read it with the version that wrote it (see "versions" in the file), or '
+            "run again: the settings are in the file."
         )
-    if raw["schema"] != SCHEMA:
-        raise ValueError(
-            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema "
-            f"{SCHEMA}. Read it with the "
-            'version that wrote it (see "versions" in the file), or run again: the settings are '
-            "in the file."
-        )
-    fields = [field.name for field in dataclasses.fields(RunInfo)]
     with undamaged(path):
-        missing = [name for name in fields if name not in raw]
-        if missing:
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        wrong = next(_wrong_fields(raw), None)
-        if wrong:
-            raise ValueError(f"{wrong} is {raw[wrong]!r}, which a run never writes")
-    return RunInfo(**{name: raw[name] for name in fields})
+        for name, hint in typing.get_type_hints(RunInfo).items():
+            check_type(raw[name], hint, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
+        info = RunInfo(**raw)
+        if any({"..", "/"} & {*Path(file).parts} for file in info.files | info.others):
+            raise ValueError("it names files outside the folder")
+        if info.status == "complete" and info.samples > len(info.parts) * info.part_size:
+            raise ValueError("it is complete, but lacks parts")
+    return info
 
 
-def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
-    """Fields of a run.json that hold what a run never writes; those that follow a wrong one may not
-    be asked for.
-    """
-    for name, hint in typing.get_type_hints(RunInfo).items():
-        # dict for dict[str, Any]; int | None as it is
-        if not isinstance(hint, types.UnionType):
-            hint = typing.get_origin(hint) or hint
-        if not isinstance(raw[name], hint):
-            yield name
-    if raw["status"] not in STATUSES:
-        yield "status"
-    if raw["samples"] < 0 or raw["part_size"] < 1:
-        yield "samples"
-    count = _count(raw["samples"], raw["part_size"])
-    numbers = {part_of(file) for file in raw["files"]} - {None}
-    if any(number is not None and number >= count for number in numbers):
-        yield "files"
-    if raw["status"] == "complete" and len(numbers) < count:
-        # parts are lacking
-        yield "status"
-    for name in ("files", "others"):
-        for file, checksum in raw[name].items():
-            # a name that leads out of the folder is none of ours
-            places = Path(file).parts
-            is_inside = bool(places) and not {"..", "/"} & {*places}
-            if name == "files":
-                is_inside = _FILE.fullmatch(file) is not None
-            if not is_inside or not isinstance(checksum, str):
-                yield name
-
-
-@contextlib.contextmanager
-def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Iterator[None]:
+def undamaged(path: Path, remedy: str = REMEDY) -> AbstractContextManager[None]:
     """Around the reading of a file that a run wrote: if it is missing or cannot be read, a
     ValueError that names it.
     """
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing, although the run wrote it. {remedy}") from error
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        cause = str(error) or type(error).__name__
-        raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
+    return refused(f"{path} is damaged or missing. {remedy}")
 
 
 _BY_STATE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import safe_open
 
-from sinklab.core.errors import near
+from sinklab.core.errors import one_of
 from sinklab.lab.files import from_json
 from sinklab.lab.records.info import RunInfo, read_info, undamaged
-from sinklab.lab.records.storage import (
-    ARRAYS,
-    DIMS_KEY,
-    RUN_FILE,
-    TABLES,
-    Kind,
-    checked_dims,
-    file_hash,
-)
+from sinklab.lab.records.storage import ARRAYS, DIMS_KEY, RUN_FILE, TABLES, file_hash, file_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,10 +24,6 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 20
 """Bytes of a table from which on several threads read it."""
-REMEDY = (
-    "Restore it, or repeat the command of the run with --resume, which writes again what is "
-    "damaged."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +57,9 @@ class Run:
     def has(self, name: str, sample: int) -> bool:
         """Whether there are a table or arrays of this name of a sample."""
         part = sample // self.info.part_size
-        if TABLES.file(name, part) in self.info.files:
+        if file_of(name, TABLES, part) in self.info.files:
             return True
-        if ARRAYS.file(name, part) not in self.info.files:
+        if file_of(name, ARRAYS, part) not in self.info.files:
             return False
         with self._opened(name, sample) as (_, keys):
             return bool(keys)
@@ -83,13 +71,12 @@ class Run:
         """
         import pandas as pd
 
-        files = self._files(TABLES, name, sample)
         rows = None
         if sample is not None:
             rows = [("sample", "==", sample)]
         frames = []
-        for path in files:
-            with undamaged(path, REMEDY):
+        for path in self._files(TABLES, name, sample):
+            with undamaged(path):
                 # threads wait for one another longer than they read a small table
                 threads = path.stat().st_size > LARGE
                 frames.append(pd.read_parquet(path, use_threads=threads, filters=rows))
@@ -98,8 +85,8 @@ class Run:
         return pd.concat(frames, ignore_index=True)
 
     def arrays(self, name: str, sample: int | None = None) -> dict[str, np.ndarray]:
-        """The arrays of file ``name`` (of one sample of it), as stored: floats are usually float16,
-        widen before summing.
+        """The arrays of file ``name`` (of one sample of it), as stored: those of a trace usually as
+        float16, to be widened before summing.
 
         Raises ValueError for an unknown name or sample, a file in parts without ``sample``, and a
         damaged file.
@@ -114,7 +101,7 @@ class Run:
         with self._opened(name, sample) as (handle, keys):
             if key in keys:
                 return handle.get_tensor(keys[key])
-        raise self._unknown(key, [*keys], f"array in {name}")
+        raise ValueError(f"{name} of {self.path} has no array {key!r}; it has {', '.join(keys)}")
 
     def shape(self, name: str, key: str, sample: int | None = None) -> tuple[int, ...]:
         """Shape of one array of a file, which is not read."""
@@ -124,8 +111,8 @@ class Run:
     def dims(self, name: str, sample: int | None = None) -> dict[str, tuple[str, ...]]:
         """Names of the axes of each array of file ``name`` (of one sample of it)."""
         with self._opened(name, sample) as (handle, keys):
-            noted = _dims(handle)
-            return {key: noted[key] for key in keys}
+            noted = from_json(handle.metadata()[DIMS_KEY])
+            return {key: tuple(noted[key]) for key in keys}
 
     def to_xarray(self, name: str, sample: int | None = None) -> xr.Dataset:
         """The arrays of file ``name`` (of one sample of it) with the names of their axes.
@@ -141,65 +128,48 @@ class Run:
     @contextmanager
     def _opened(self, name: str, sample: int | None) -> Iterator[tuple[Any, dict[str, str]]]:
         """A file of arrays, open, and the keys of its arrays (of one sample) in it."""
-        files = self._files(ARRAYS, name, sample)
-        if sample is None and files[0].name != ARRAYS.file(name):
+        file = self._files(ARRAYS, name, sample)[0]
+        if sample is None and file.name != file_of(name, ARRAYS):
             raise ValueError(
-                f"{name!r} of {self.path} is written in parts, and samples may differ in shape: "
-                f"read one of {_shown(self.samples)}, e.g. sample={self.samples[0]}."
+                f"{name!r} of {self.path} is written in parts, and samples may differ in shape; "
+                f"read one of them, e.g. sample={self.samples[0]}"
             )
-        with undamaged(files[0], REMEDY), safe_open(files[0], framework="numpy") as handle:
+        with undamaged(file), safe_open(file, framework="numpy") as handle:
             head = "" if sample is None else f"{sample}/"
             stored = [key for key in sorted(handle.keys()) if key.startswith(head)]
             yield handle, {key.removeprefix(head): key for key in stored}
 
-    def _files(self, kind: Kind, name: str, sample: int | None) -> list[Path]:
-        known = self.info.names(kind)
-        if name not in known:
-            raise self._unknown(name, known, kind.what)
-        files = self.info.of(kind, name)
+    def _files(self, suffix: str, name: str, sample: int | None) -> list[Path]:
+        what = {TABLES: "a table", ARRAYS: "a file of arrays"}[suffix]
+        one_of(f"{what} of {self.path}", name, self.info.names(suffix))
+        files = self.info.of(name, suffix)
         if sample is not None:
-            file = kind.file(name, sample // self.info.part_size)
+            file = file_of(name, suffix, sample // self.info.part_size)
             if file not in files or sample not in self.samples:
-                there = "is written whole"
-                if self.samples:
-                    there = f"has the samples {_shown(self.samples)}"
-                raise ValueError(f"{self.path} has no sample {sample} of {name!r}, which {there}.")
+                raise ValueError(
+                    f"{self.path} has no sample {sample} of {name!r}; it has {[*self.samples]}"
+                )
             files = [file]
         return [as_written(self.path, self.info, file) for file in files]
-
-    def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
-        hint = f"; {near(name, known)}".removesuffix("; ") or "."
-        return ValueError(
-            f"{self.path} has no {what} {name!r}{hint} It has: {', '.join(known) or 'none'}."
-        )
-
-
-def _shown(numbers: Sequence[int]) -> str:
-    """Numbers as a short text: 0–29, or those there are."""
-    if len(numbers) > 2 and [*numbers] == [*range(numbers[0], numbers[-1] + 1)]:
-        return f"{numbers[0]}–{numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 def open_run(path: str | Path) -> Run:
     """Open the run folder at ``path``.
 
     An interrupted run opens too (``info.status`` tells). Raises ValueError naming the file when the
-    folder is not a run, is of another schema, or holds a missing, truncated or unreadable file.
+    folder is not a run, is of another schema, or lacks a file; a damaged one is refused when it is
+    read.
     """
     folder = Path(path)
     info_path = folder / RUN_FILE
     if not info_path.is_file():
-        what = f"it has no {RUN_FILE}"
-        if not folder.is_dir():
-            what = "no such folder"
         raise ValueError(
-            f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote."
+            f"{folder} is not a run folder: it has no {RUN_FILE}; give one that sinklab wrote"
         )
-    _refuse_link(info_path)
+    _check_file(info_path)
     run = Run(folder, read_info(info_path))
     for file in run.info.files:
-        _check(folder / file)
+        _check_file(folder / file)
     return run
 
 
@@ -214,18 +184,15 @@ def as_written(folder: Path, info: RunInfo, file: str) -> Path:
             run wrote.
     """
     path = folder / file
-    _refuse_link(path)
-    with undamaged(path, REMEDY):
-        found = _hash_of(path)
+    _check_file(path)
+    with undamaged(path):
+        state = path.stat()
+        found = _hash_of_state(path, state.st_ino, state.st_size, state.st_mtime_ns)
         # the run may have gone on since it was opened
-        if found != info.files[file] and found != read_info(folder / RUN_FILE).files.get(file):
+        known = info.files | info.others
+        if found != known[file] and found != read_info(folder / RUN_FILE).files.get(file):
             raise ValueError(f"its SHA-256 is not the one that {RUN_FILE} has")
     return path
-
-
-def _hash_of(path: Path) -> str:
-    state = path.stat()
-    return _hash_of_state(path, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -234,62 +201,29 @@ def _hash_of_state(path: Path, *_: int) -> str:
     return file_hash(path)
 
 
-def _refuse_link(path: Path) -> None:
+def _check_file(path: Path) -> None:
     """Raises ValueError for a link, through which a folder from elsewhere would name files of this
-    machine.
+    machine, and for what is no file.
     """
     if path.is_symlink():
         raise ValueError(
             f"{path} is a link, which a run never writes. Put the file itself there: cp -rL "
             "copies it."
         )
-
-
-def _check(path: Path) -> None:
-    """Look at the ends of a file. Raises ValueError for one that is missing, a link, truncated or
-    unreadable.
-    """
-    import pyarrow.parquet as pq
-
-    _refuse_link(path)
-    with undamaged(path, REMEDY):
+    with undamaged(path):
+        # to open a pipe would wait for ever
         if not path.is_file():
-            # to open a pipe would wait for ever
-            raise FileNotFoundError
-        if path.suffix == TABLES.suffix:
-            pq.read_metadata(path)
-        else:
-            with safe_open(path, framework="numpy") as handle:
-                _dims(handle)
-
-
-def _dims(handle: Any) -> dict[str, tuple[str, ...]]:
-    """Names of the axes of the arrays of a file. Raises ValueError if they do not fit the arrays of
-    a sample.
-    """
-    noted = from_json((handle.metadata() or {})[DIMS_KEY], dict)
-    samples: dict[str, dict[str, np.ndarray]] = {}
-    for key in handle.keys():  # noqa: SIM118 (no mapping)
-        sample, _, name = key.rpartition("/")
-        # of its shape, without memory
-        array = np.broadcast_to(0, handle.get_slice(key).get_shape())
-        samples.setdefault(sample, {})[name] = array
-    found: dict[str, tuple[str, ...]] = {}
-    for arrays in samples.values():
-        found |= checked_dims(arrays, {name: noted[name] for name in arrays})
-    return found
+            raise FileNotFoundError("there is no such file")
 
 
 def lost_files(folder: Path, info: RunInfo) -> set[str]:
     """Files of a run, by their paths in its folder, that are missing, unreadable, or changed since
     they were written.
     """
-    noted = info.files | info.others
-    return {file for file, known in noted.items() if not _is(folder / file, known)}
-
-
-def _is(path: Path, checksum: str) -> bool:
-    try:
-        return path.is_file() and not path.is_symlink() and file_hash(path) == checksum
-    except OSError:
-        return False
+    lost = set()
+    for file in info.files | info.others:
+        try:
+            as_written(folder, info, file)
+        except ValueError:
+            lost.add(file)
+    return lost

@@ -24,8 +24,8 @@ from sinklab.lab.analysis import (
     start_only,
 )
 from sinklab.lab.files import counted
-from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
-from sinklab.lab.records.reading import REMEDY, Run
+from sinklab.lab.records.info import REMEDY, SO_FAR, of_twin, reading_of
+from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
 from sinklab.lab.reports.measured import Measured, found_of
 from sinklab.lab.reports.samples import Reader, Sample, rule_name, whole_table

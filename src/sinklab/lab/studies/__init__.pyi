@@ -15,7 +15,6 @@ from .progress import duration as duration
 from .progress import nothing as nothing
 from .settings import ascending as ascending
 from .settings import heldout_text as heldout_text
-from .settings import is_there as is_there
 from .settings import kept_record as kept_record
 from .settings import labels_of as labels_of
 from .settings import of_each as of_each

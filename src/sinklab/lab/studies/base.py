@@ -22,7 +22,7 @@ its docstring::
         def run(self, work):
             work.run.table("lengths", {"tokens": [len(ids) for ids in work.plan]})
 
-        def sentences(self, runs):
+        def results(self, runs, out, settings):
             return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in
             runs]
 
@@ -33,8 +33,9 @@ study's module is imported for ``--help``: torch, and all that imports it, is im
 
 A long study is written in parts: `samples` says how many samples there are, `part_size` how many
 make a part, and `make` gives the tables and arrays of some of them instead of `run`. A part that is
-there is not made again: that is all of resuming. If it `shards`, process i of n writes the parts p
-with p mod n = i of ``shard="i/n"``; whoever finds that all are there does `finish`.
+there is not made again: the same call goes on with a run, which is all of resuming. If it `shards`,
+process i of n writes the parts p with p mod n = i of ``shard="i/n"``; whoever finds that all are
+there does `finish`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.lab.records import RUN_FILE, Contents, RunWriter, open_run, read_info
+from sinklab.lab.records import Contents, RunWriter
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.registry import engines, studies
 from sinklab.lab.studies.about import describe
 from sinklab.lab.studies.progress import Audience, Meter, Progress, as_progress
-from sinklab.lab.studies.settings import as_record, from_record, is_there, kept_record, shard_of
+from sinklab.lab.studies.settings import kept_record, shard_of
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -76,10 +77,6 @@ class Work:
     """Result of `Study.prepare`."""
     meter: Meter
     """Counts the evaluations of the missing samples."""
-    shard: tuple[int, int] = (0, 1)
-    """Shard that this process writes, and of how many."""
-    paces: list[float] = dataclasses.field(default_factory=list)
-    """Seconds per row and arm, of each block that was measured."""
     spread: Any = None
     """Function of portions that gives each with what workers made of it, in any order; None: this
     process makes them.
@@ -95,13 +92,12 @@ class Beginning:
     settings: Any
 
     def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
-        settings, say = self.study.before_loading(self.settings), Progress()
-        loaded = self.load()
-        plan = self.study.prepare(loaded, settings, say)
-        meter = self.study.meter(plan, settings, say, self.study.samples(plan))
+        say, loaded = Progress(), self.load()
+        plan = self.study.prepare(loaded, self.settings, say)
+        meter = self.study.meter(plan, self.settings, say, self.study.samples(plan))
         # the one writer is the process that started the workers
         nowhere: Any = None
-        work = Work(loaded, settings, nowhere, say, plan, meter)
+        work = Work(loaded, self.settings, nowhere, say, plan, meter)
         return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
 
 
@@ -131,47 +127,21 @@ class Study:
 
     Settings: ClassVar[type]
     """A frozen dataclass; every field has a default and a docstring. A field with ``limited(…,
-    free=True)`` changes the speed, not the result: it is not kept, and may differ when a run is
-    resumed.
+    free=True)`` changes the speed, not the result: it is not kept, and may differ when a run goes
+    on.
     """
     group: ClassVar[str] = "more"
     """Group of its command in ``sinklab --help``."""
     kind: ClassVar[str] = ""
     """Kind of its run folders; its own name when left empty."""
-    kinds: ClassVar[tuple[str, ...]] = ()
-    """Kinds of run folders that it reproduces, if there are several."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
     """Default model; a tuple if the command takes several; empty if the study makes its own
     (``loaded`` is None).
-    """
-    keeps: ClassVar[bool] = False
-    """Whether a finished run is taken as it is, and an unfinished one resumed without being asked
-    to.
     """
     shards: ClassVar[bool] = False
     """Whether several processes may share its samples: then `run` writes nothing but parts."""
     together: ClassVar[int] = 1
     """Samples of a part that are given to `make` at once."""
-    permissions: ClassVar[tuple[str, ...]] = ()
-    """Settings given on the command line alone, never by ``--config``."""
-
-    @dataclass(frozen=True)
-    class Options:
-        """Options of the command besides the settings: how figures are drawn."""
-
-    def resolved(self, settings: Any) -> tuple[Study, Any]:
-        """The study that these settings ask for, and its settings: of a command for several."""
-        return self, settings
-
-    def instead(self, settings: Any) -> list[str]:
-        """Work that settings ask for that takes no model and no folder of its own is done; its
-        lines.
-        """
-        return []
-
-    def before_loading(self, settings: Any) -> Any:
-        """The settings, once everything is read that may be refused before a model is loaded."""
-        return settings
 
     def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
         """Refuse bad input, with ValueError, before a folder is taken; returns ``work.plan``."""
@@ -198,10 +168,6 @@ class Study:
         """The model as the run folder describes it."""
         return describe(loaded)
 
-    def record(self, settings: Any) -> dict[str, Any]:
-        """The settings as the run folder keeps them."""
-        return kept_record(settings)
-
     def run(self, work: Work) -> None:
         """Do it, and write tables and arrays into ``work.run``: by default the missing parts."""
         info = work.run.info
@@ -222,14 +188,10 @@ class Study:
                 work.run.write(part, made.pop(part))
 
     def finish(self, work: Work) -> None:
-        """Write the results that need all samples; one process does."""
+        """Write the results that need all samples, if they are not there; one process does."""
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Results of the runs, in words."""
-        return []
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Write figures and tables of the runs, beside or below them."""
+    def results(self, runs: list[Run], out: Path, settings: Any) -> list[str]:
+        """Results of the runs in words, once figures are drawn beside or below them."""
         return []
 
     def __call__(
@@ -239,48 +201,36 @@ class Study:
         settings: Any = None,
         *,
         progress: Audience = None,
-        resume: bool = False,
-        overwrite: bool = False,
         shard: str | None = None,
         workers: int = 0,
         gpus_per_worker: int = 0,
     ) -> Path:
-        """Write a run folder; returns its path.
+        """Write a run folder, or go on with it; returns its path.
 
         Args:
             loaded: the model, or a function that loads it once nothing else can be wrong.
-            out: folder to write; it must be empty or absent, or hold this very run to resume.
+            out: folder to write: empty, absent, or with this very run, whole or interrupted. What
+                is there is not made again; what is missing or damaged is.
             settings: of the study; the defaults when left out.
             progress: a function is called with a short text at each stage.
-            resume: continue an interrupted run; the result is that of an uninterrupted one.
-            overwrite: replace a run that is there.
-            shard: "i/n", to write part p if p mod n is i, in a folder that n processes share; the
-                same call goes on with what is there.
+            shard: "i/n", to write part p if p mod n is i, in a folder that n processes share.
             workers: processes that load the model too and make the samples, by Ray; this one alone
-                writes. How many changes nothing; the same call goes on with what is there.
+                writes. How many changes nothing.
             gpus_per_worker: GPUs that each of them has.
 
         Raises:
             ValueError: for settings that the model or the study refuses, a folder that is taken, or
                 in use by another process, and at the end for samples that failed.
         """
-        study, settings = self.resolved(settings or self.Settings())
-        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
-        if study is not self:
-            how |= {"shard": shard, "workers": workers, "gpus_per_worker": gpus_per_worker}
-            return study(loaded, out, settings, progress=progress, **how)
+        settings = settings or self.Settings()
         path = Path(out)
         say = as_progress(progress)
-        place, shards = shard_of(shard)
-        if shard is not None or workers:
-            how["resume"] = resume = not overwrite
-            if not self.shards or (workers and not self.spreads):
-                raise ValueError(
-                    f"a {self.name} is written by one process; leave out shard and workers"
-                )
-        if not (resume or overwrite):
-            refuse_taken(path)
-        settings = self.before_loading(settings)
+        if (shard is not None and not self.shards) or (workers and not self.spreads):
+            raise ValueError(
+                f"a {self.name} is written by one process; leave out shard and workers"
+            )
+        how: dict[str, Any] = {"shard": shard_of(shard)}
+        refuse_taken(path)
         load = getattr(loaded, "again", loaded)
         with ExitStack() as last:
             if workers:
@@ -288,21 +238,19 @@ class Study:
                 pool = last.enter_context(engines["ray"].started(workers, gpus_per_worker))
             if callable(loaded):
                 loaded = loaded()
-            settings = self.seeded(settings, path, resume=resume, shared=shard is not None)
             # errors of the input show here, before a folder is taken
             plan = self.prepare(loaded, settings, say)
             model = self.about(loaded, plan)
-            about: dict[str, Any] = {"kind": self.kind or self.name, "model": model}
-            about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
-            if self.keeps and resume and is_there(path, about):
-                say.note(f"{path} is there")
-                return path
             last.enter_context(getattr(loaded, "few_threads", nullcontext)())
             how |= {"samples": self.samples(plan), "part_size": self.part_size(plan)}
-            with RunWriter(path, **about, **how, shard=(place, shards)) as run:
+            how |= {"kind": self.kind or self.name, "model": model}
+            how |= {"settings": kept_record(settings), "seed": getattr(settings, "seed", None)}
+            with RunWriter(path, **how) as run:
+                if run.info.status == "complete":
+                    say.note(f"{path} is there; nothing that it has is made again")
                 missing = sum(len(run.info.part(part)) for part in run.missing)
                 meter = self.meter(plan, settings, say, missing)
-                work = Work(loaded, settings, run, say, plan, meter, (place, shards))
+                work = Work(loaded, settings, run, say, plan, meter)
                 if workers:
                     begin = Beginning(self, load, settings)
                     spread = partial(pool.results, begin, same_for_all(model), say)
@@ -310,8 +258,7 @@ class Study:
                 self.run(work)
                 # the last to come finishes; the others wait until run.json says so
                 last.enter_context(run.lock)
-                run.is_whole = not run.refresh().missing
-                if run.is_whole and run.info.status != "complete":
+                if not run.refresh().missing:
                     self.finish(work)
         return path
 
@@ -326,38 +273,3 @@ class Study:
     def spreads(self) -> bool:
         """Whether workers may make its samples."""
         return self.shards and type(self).make is not Study.make
-
-    def seeded(self, settings: Any, path: Path, *, resume: bool, shared: bool) -> Any:
-        """The settings with a seed, if it is None: that of the run to resume, or a new one. Raises
-        ValueError if each of several processes would draw another one.
-        """
-        if as_record(settings).get("seed", 0) is not None:
-            return settings
-        seed = None
-        if resume and (path / RUN_FILE).is_file():
-            seed = read_info(path / RUN_FILE).seed
-        if seed is None and shared:
-            raise ValueError("shards share a seed, but it is to be drawn; give one (--seed)")
-        import torch
-
-        if seed is None:
-            seed = int(torch.randint(2**31, ()))
-        return dataclasses.replace(settings, seed=seed)
-
-    def settings_of(self, folder: str | Path) -> Any:
-        """Settings of a run folder, but for `permissions`, with its twins. Raises ValueError for a
-        run of another kind.
-        """
-        info = read_info(Path(folder) / RUN_FILE)
-        if info.kind not in (self.kinds or (self.kind or self.name,)):
-            raise ValueError(
-                f"a run is reproduced by the study that wrote it, but {folder} is of kind "
-                f"{info.kind!r} and not {self.kind or self.name!r}; choose the command that wrote "
-                "it"
-            )
-        kept = {
-            name: value for name, value in info.settings.items() if name not in self.permissions
-        }
-        if "twins.parquet" in info.files and open_run(folder).table("twins")["made"].any():
-            kept["twin"] = True
-        return from_record(self.Settings(), kept)

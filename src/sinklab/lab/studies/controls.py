@@ -30,11 +30,11 @@ def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float
     from sinklab.lab.checkpoints.controls import UNTRAINED
     from sinklab.lab.records import weights_hash
 
-    run = work.run
+    run, done = work.run, open_run(work.run.path)
     wanted = work.settings.twin
     if wanted is False:
         return
-    if run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all()):
+    if "twins" in done.tables and (not wanted or done.table("twins")["made"].all()):
         return
     hindrance = ""
     if not wanted and 2 * seconds >= LITTLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 Tick = Callable[[], object]
 """Called after each of some evaluations."""
@@ -78,6 +79,7 @@ class Meter:
         self.done = 0
         self.total = parts * steps
         self.steps = steps
+        self._began = perf_counter()
         self._started = 0
         self._said = ""
 
@@ -94,6 +96,10 @@ class Meter:
         self.done += 1
         self.total = max(self.total, self.done)
         self.progress.count(self.done, self.total)
+
+    def seconds(self) -> float:
+        """Seconds since the first part began."""
+        return perf_counter() - self._began
 
     def end(self) -> None:
         """The part is over; steps that it did not need are no longer to come."""

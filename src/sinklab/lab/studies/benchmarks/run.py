@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.records import RUN_FILE, Contents, RunWriter, open_run
-from sinklab.lab.studies import Audience, Row, Work, as_progress, is_there, kept_record
+from sinklab.lab.records import RUN_FILE, Contents, RunWriter, lost_files, open_run
+from sinklab.lab.records.writing import refuse_other
+from sinklab.lab.studies import Audience, Row, Work, as_progress, kept_record
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.requests import PLACE, place_of
 from sinklab.lab.studies.benchmarks.study import (
@@ -95,6 +96,8 @@ def conclude(work: Work) -> None:
     """
     from lm_eval.evaluator import evaluate as run_tasks
 
+    if work.run.info.status == "complete":
+        return
     model, settings = work.plan, work.settings
     model.told = {
         (row.task, row.doc_id, row.request): json.loads(row.answer)
@@ -124,13 +127,11 @@ def conclude(work: Work) -> None:
             work.run.table(name, rows)
 
 
-def score_only(settings: EvalSettings) -> list[str]:
-    """Run the programs that a run folder keeps, and write their scores into it; none if the
-    settings name no folder. Raises ValueError where bubblewrap cannot be had.
+def score(folder: str | Path) -> list[str]:
+    """Run the programs that a run folder keeps, and write their scores into it; they come back in
+    words. Raises ValueError where bubblewrap cannot be had.
     """
-    if settings.score_only is None:
-        return []
-    run, box = open_run(settings.score_only), offline.sandbox()
+    run, box = open_run(folder), offline.sandbox()
     if run.info.kind != Evaluation.kind:
         raise ValueError(f"{run.path} is of kind {run.info.kind!r}; give a run of sinklab eval")
     samples, scores = run.table("samples"), run.table("scores")
@@ -149,7 +150,7 @@ def score_only(settings: EvalSettings) -> list[str]:
         scores.loc[row, ["value", "stderr", "kept"]] = right.mean(), right.sem(), 0
     names = ("kind", "model", "settings", "seed", "samples", "part_size")
     about = {name: getattr(run.info, name) for name in names}
-    with RunWriter(run.path, **about, resume=True) as writer:
+    with RunWriter(run.path, **about) as writer:
         writer.table("samples", samples)
         writer.table("scores", scores)
     return tables.score_sentences([open_run(run.path)])
@@ -228,11 +229,7 @@ def table1(
         for folder, cell in cells_of(Path(out) / name, settings, plan or Plan()).items()
     ]
     # errors of a folder or a task show before anything is scored
-    todo = [
-        one
-        for one in cells
-        if not is_there(one[1], {"kind": Evaluation.kind, "settings": kept_record(one[2])})
-    ]
+    todo = [one for one in cells if not _is_scored(one[1], kept_record(one[2]))]
     if todo:
         read_tasks(settings)
     for name, some in groupby(todo, lambda one: one[0]):
@@ -243,9 +240,16 @@ def table1(
                 keys = f"{cell.mask_sinks} {tables.key_words(cell.control, cell.protocol)}"
                 what = f"protocol {cell.protocol}, {keys} blocked"
             progress.stage(f"{name}, {cell.tasks[0]}, {what}")
-            begun = (folder / RUN_FILE).is_file()
-            Evaluation()(loaded, folder, cell, progress=progress, resume=begun)
+            Evaluation()(loaded, folder, cell, progress=progress)
     return [folder for _, folder, _ in cells]
+
+
+def _is_scored(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether a cell is there, whole. Raises ValueError for another run."""
+    if not (folder / RUN_FILE).is_file():
+        return False
+    info = refuse_other(folder, {"kind": Evaluation.kind, "settings": settings})
+    return info.status == "complete" and not lost_files(folder, info)
 
 
 def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import Checked, limited
@@ -111,10 +112,6 @@ class EvalSettings(DecodingSettings):
     """Run the programs that the model writes (HumanEval), inside bubblewrap with limits; where that
     cannot be had they are kept.
     """
-    score_only: str | None = limited(None, free=True)
-    """Run folder with programs that were kept: run these here, inside bubblewrap, and write their
-    scores into the folder. No model is read.
-    """
     record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
 
@@ -217,14 +214,14 @@ class Evaluation(Study):
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
     blocked, how many of them a rule calls sinks, the attention they held, and the share really
     removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
-    the very runs that were scored. Answers are kept in parts of 32 documents: --resume goes on
-    after an interruption.
+    the very runs that were scored. Answers are kept in parts of 32 documents: the same
+    command goes on after an interruption.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
     your own (--include_path). HumanEval runs the model's programs, inside bubblewrap and only with
-    --run-code; where bubblewrap cannot be had they are kept in the run folder, and --score-only RUN
-    runs them elsewhere.
+    --run-code; where bubblewrap cannot be had they are kept in the run folder, and `sinklab
+    score RUN` runs them elsewhere.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
@@ -235,16 +232,14 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 \\
             --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
-        sinklab eval --score-only runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks \\
-            gsm8k --chat --resume
+            gsm8k --chat
         sinklab eval --tasks hellaswag --device cuda --shard 0/4 --out runs/hellaswag
     """
 
     Settings = EvalSettings
     group = "evaluate"
     kind = "benchmark"
-    permissions = ("run_code", "score_only")
     shards = True
 
     def __init__(self, tasks: Sequence[Any] | None = None) -> None:
@@ -257,12 +252,20 @@ class Evaluation(Study):
         self.tasks: dict[str, Any] = {}
         """Tasks of the run, as lm-eval's `evaluate` takes them, once they are read."""
 
+    def __call__(self, loaded: Any, out: str | Path, settings: Any = None, **how: Any) -> Path:
+        """Write a run folder. The tasks are read before the model."""
+        settings = settings or EvalSettings()
+        self.read(settings)
+        if self.given is not None:
+            settings = replace(settings, tasks=tuple(self.tasks["tasks"]))
+        return super().__call__(loaded, out, settings, **how)
+
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         # a worker reads the tasks by itself
         return type(self), (self.given,)
 
-    def before_loading(self, settings: EvalSettings) -> EvalSettings:
-        """The settings with the names of given tasks; the tasks are read."""
+    def read(self, settings: EvalSettings) -> None:
+        """Read the tasks."""
         # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
         os.environ.setdefault("TQDM_DISABLE", "1")
         # a pool of processes for resamples would copy the model's memory
@@ -270,9 +273,6 @@ class Evaluation(Study):
         from sinklab.lab.studies.benchmarks.run import read_tasks
 
         self.tasks = read_tasks(settings, self.given)
-        if self.given is None:
-            return settings
-        return replace(settings, tasks=tuple(self.tasks["tasks"]))
 
     def prepare(self, loaded: Loaded, settings: EvalSettings, progress: Progress) -> Any:
         """The model as lm-eval asks it, with its tasks. Raises ValueError for a model that cannot
@@ -280,6 +280,8 @@ class Evaluation(Study):
         """
         from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 
+        if not self.tasks:
+            self.read(settings)
         model = SinklabLM(loaded, settings=settings)
         model.ask(self.tasks)
         return model
@@ -287,12 +289,6 @@ class Evaluation(Study):
     def samples(self, plan: Any) -> int:
         """Parts of the requests."""
         return len(plan.asked)
-
-    def instead(self, settings: EvalSettings) -> list[str]:
-        """Scores of the programs that a run keeps."""
-        from sinklab.lab.studies.benchmarks.run import score_only
-
-        return score_only(settings)
 
     def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
         """The model as the run folder describes it: no layers or heads are chosen."""
@@ -311,7 +307,7 @@ class Evaluation(Study):
 
         conclude(work)
 
-    def sentences(self, runs: list[Run]) -> list[str]:
+    def results(self, runs: list[Run], out: Path, settings: EvalSettings) -> list[str]:
         """Scores and doses."""
         from sinklab.lab.studies.benchmarks.tables import score_sentences
 

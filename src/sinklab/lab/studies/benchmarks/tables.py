@@ -122,7 +122,7 @@ def score_sentences(run: Run) -> list[str]:
         if row.get("kept", 0) > 0:
             said.append(
                 f"{task}: {row['kept']:.0f} programs are kept and were not run, because bubblewrap "
-                "cannot be had: where it can, sinklab eval --score-only RUN"
+                "cannot be had: where it can, sinklab score RUN"
             )
             continue
         parts = [f"{task}: {row['metric']}"]

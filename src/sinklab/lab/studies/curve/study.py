@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions, registered, rules
@@ -85,9 +83,12 @@ class CurveSettings(Checked):
     """Seed of the masks and of random controls."""
     twin: bool | None = limited(None, free=True)
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. When left out, if both take less than a minute. A curve that
-    is there gets none.
+    their numbers stand beside its own. When left out, if both take less than a minute.
     """
+    change: str = limited("linear", one_of=("log", "linear"), free=True)
+    """Scale of the vertical axis of the figure."""
+    figures: tuple[str, ...] = limited(("png",), free=True)
+    """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +103,19 @@ class CurveSettings(Checked):
             raise ValueError(
                 f"screen ranks heads, but by is {self.by!r}: choose by='head', or leave it out"
             )
+
+    def chosen(self) -> CurveSettings:
+        """The settings with keys and controls where they are left out."""
+        ks: tuple[int, ...] = (1, 2, 5, 10, 20)
+        controls: tuple[str, ...] = CONTROLS
+        if self.by != "model":
+            ks, controls = (1,), ("sinks",)
+        if self.beta:
+            ks = (1,)
+        ks, controls = self.ks or ks, self.controls or controls
+        beta = tuple(one for one in self.beta if one < 1)
+        how: dict[str, Any] = {"ks": tuple(sorted({0, *ks})), "controls": controls, "beta": beta}
+        return dataclasses.replace(self, **how)
 
 
 @dataclass(frozen=True)
@@ -149,31 +163,12 @@ class Curve(Study):
     Settings = CurveSettings
     model: ClassVar[str | tuple[str, ...]] = ("tiny", "tiny-sink")
     group = "intervene"
-    keeps = True
     shards = True
     together = 10**9
 
-    @dataclass(frozen=True)
-    class Options:
-        """Look of the figures."""
-
-        change: Literal["log", "linear"] = "linear"
-        """Scale of a curve's vertical axis."""
-        figures: tuple[str, ...] = ("png",)
-        """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
-
-    def before_loading(self, settings: CurveSettings) -> CurveSettings:
-        """The settings with keys and controls where they are left out."""
-        ks: tuple[int, ...] = (1, 2, 5, 10, 20)
-        controls: tuple[str, ...] = CONTROLS
-        if settings.by != "model":
-            ks, controls = (1,), ("sinks",)
-        if settings.beta:
-            ks = (1,)
-        ks, controls = settings.ks or ks, settings.controls or controls
-        beta = tuple(one for one in settings.beta if one < 1)
-        how: dict[str, Any] = {"ks": tuple(sorted({0, *ks})), "controls": controls, "beta": beta}
-        return dataclasses.replace(settings, **how)
+    def __call__(self, loaded: Any, out: str | Path, settings: Any = None, **how: Any) -> Path:
+        """Write a run folder, of the settings with everything chosen."""
+        return super().__call__(loaded, out, (settings or CurveSettings()).chosen(), **how)
 
     def prepare(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Plan:
         """The text to score and the arms, once the model is known to score it.
@@ -211,9 +206,7 @@ class Curve(Study):
         from sinklab.lab.studies.curve.arms import rows_of
 
         work.meter.stage(f"{self.samples(work.plan)} rows of text under {len(work.plan.arms)} arms")
-        started = perf_counter()
         rows = rows_of(work.loaded, work.settings, work.plan, samples, work.meter.step)
-        work.paces.append((perf_counter() - started) / len(samples))
         work.meter.end()
         return {int(row): Contents({"curve_rows": some}) for row, some in rows.groupby("row")}
 
@@ -225,10 +218,11 @@ class Curve(Study):
 
         plan: Plan = work.plan
         parts = [work.run.info.part(part) for part in work.run.info.parts]
-        rows = open_run(work.run.path).table("curve_rows")
-        work.run.table("curve", cost_table(rows, work.settings, plan.text))
-        if plan.screened is not None:
-            work.run.table("screen", plan.screened)
+        if work.run.info.status != "complete":
+            rows = open_run(work.run.path).table("curve_rows")
+            work.run.table("curve", cost_table(rows, work.settings, plan.text))
+            if plan.screened is not None:
+                work.run.table("screen", plan.screened)
 
         def write(control: Loaded, kind: str) -> None:
             tick = work.progress.counter(len(parts) * len(plan.arms) * work.settings.samples)
@@ -238,20 +232,15 @@ class Curve(Study):
             table = cost_table(rows, work.settings, plan.text)
             work.run.table(of_twin("curve", kind), table)
 
-        pace = mean(work.paces) if work.paces else 0.0
-        write_twins(work, write, pace * self.samples(plan))
+        write_twins(work, write, work.meter.seconds())
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """Costs in words."""
+    def results(self, runs: list[Run], out: Path, settings: CurveSettings) -> list[str]:
+        """Costs in words, and the paths of their tables and figures."""
+        from sinklab.lab.studies.curve.figures import write_costs
         from sinklab.lab.studies.curve.verdicts import cost_sentences
 
-        return cost_sentences(runs)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Tables and figures of the costs."""
-        from sinklab.lab.studies.curve.figures import write_costs
-
-        return write_costs(runs, out, options.figures, change=options.change)
+        drawn = write_costs(runs, out, settings.figures, change=settings.change)
+        return [*cost_sentences(runs), f"drawn: {', '.join(map(str, drawn))}"]
 
 
 masking_curve = Curve()
@@ -264,11 +253,9 @@ Table ``screen``: the cost of every head to first order.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.
-    out: folder to write; it must be empty or absent, or hold this very curve, which is not scored
-        again.
+    out: folder to write: empty, absent, or with this very curve, which is not scored again.
     settings: the keys to block, and the text.
     progress: shows the progress.
-    overwrite: replace a run that is there.
 
 Raises:
     ValueError: for a model without a mask token, rows that do not fit its context, a k that does

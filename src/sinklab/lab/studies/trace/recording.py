@@ -6,7 +6,7 @@ query.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
 from sinklab.lab.checkpoints import token_text
 from sinklab.lab.measures.statistics import WINDOW
 from sinklab.lab.records import STUDY_DIMS, Arrays, Contents, of_twin
-from sinklab.lab.records.storage import stored
 from sinklab.lab.scoring import Moment, Task
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.trace.study import StudySettings
 
-DTYPES = {"visible": "float32", "positions": "float32"}
+WHOLE = ("visible", "positions")
+"""Counts, which are kept as they are."""
 _TEXT = ("key", "position")
 
 
@@ -212,8 +212,8 @@ class Recorder:
             {name: _narrowed(name, np.asarray(value)) for name, value in step.items()}
         )
         for layer, head in self._maps(moment.index):
-            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = (
-                recording.map(0, layer, head)[0].float().numpy()
+            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = _narrowed(
+                "map", recording.map(0, layer, head)[0].float().numpy()
             )
 
     def _unpadded(self, name: str, value: np.ndarray) -> np.ndarray:
@@ -284,13 +284,11 @@ class Recorder:
         """Tables and arrays of the sample, with its facts; `kind`: those of a control."""
         tables: dict[str, Any] = self.tables(sample)
         arrays = {}
-        kept = {
-            name: stored(array, name, DTYPES.get(name)) for name, array in self.arrays().items()
-        }
+        kept = self.arrays()
         if kept:
             dims = {name: self.dims(name) for name in kept}
             if self._task.settings.keep_arrays:
-                arrays["attention"] = _as_stored(kept, dims)
+                arrays["attention"] = Arrays(kept, dims)
             ids_TS = _grid([moment.ids_S for moment in self.moments], 0)
             different, number = np.unique(ids_TS, return_inverse=True)
             texts = [token_text(self._task.loaded.tokenizer, one) for one in different.tolist()]
@@ -379,13 +377,7 @@ def facts_of(
         columns[name][main_TLH < 0] = None
     columns |= {name: found[name].astype(np.float16) for name in WIDE}
     table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
-    return Contents({FACTS_TABLE: table}, {FACTS: _as_stored(small, axes)})
-
-
-def _as_stored(arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]]) -> Arrays:
-    """Arrays that keep their types."""
-    dtype = {name: str(one.dtype) for name, one in arrays.items() if one.dtype.kind == "f"}
-    return Arrays(arrays, dims, dtype)
+    return Contents({FACTS_TABLE: table}, {FACTS: Arrays(small, axes)})
 
 
 def _grid(rows: Sequence[np.ndarray], absent: int) -> np.ndarray:
@@ -404,13 +396,15 @@ def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
 
 
 def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind != "f" or name in DTYPES:
+    """An array as a run folder has it: floats as float16, but as float32 if a finite number would
+    become infinite.
+    """
+    if array.dtype.kind != "f" or name in WHOLE:
         return array
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float16)
     if np.any(np.isinf(narrow) & np.isfinite(array)):
-        # the writer widens, with a warning, numbers that half precision cannot hold
-        return array
+        return array.astype(np.float32)
     return narrow
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.core.errors import limited, one_of
@@ -93,7 +94,7 @@ class StudySettings(DecodingSettings):
     """
     twin: bool | None = limited(None, free=True)
     """Run two controls on all canvases too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. With --resume, of a run that is there. When left out, the
+    their numbers stand beside its own; of a run that is there too. When left out, the
     first question alone has a control: shuffled weights, on a few canvases."""
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ class Trace(Study):
 
     Of every token at every denoising step, in a run folder: it holds run.json, Parquet tables and
     safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Each sample
-    is saved when it is complete: an interrupted run can be read, and --resume continues it.
+    is saved when it is complete: an interrupted run can be read, and the same command goes on.
     Autoregressive models are traced too, on top of their own KV cache. Two controls are
     asked for (--twin).
 
@@ -211,7 +212,7 @@ class Trace(Study):
             about["forward"] = FAST
         return about
 
-    def sentences(self, runs: list[Run]) -> list[str]:
+    def results(self, runs: list[Run], out: Path, settings: StudySettings) -> list[str]:
         """The commands that go on from here: to see the run, to run its controls, to block its
         sinks.
         """
@@ -222,7 +223,7 @@ class Trace(Study):
         if "twins" not in runs[0].tables:
             lines.append(
                 f"controls of every number, with shuffled and with fresh weights: {again} {path} "
-                "--resume --twin"
+                "--twin"
             )
         if not runs[0].info.settings["edits"]:
             masked, edit = shlex.quote(f"{runs[0].path}-masked"), "block_keys:keys=top:k=5"
@@ -239,10 +240,9 @@ Arrays ``attention``, ``measures`` (and ``maps``); tables ``tokens``, ``steps``,
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
-    out: folder to write; it must be empty or absent, or hold this very run to resume.
+    out: folder to write: empty, absent, or with this very run, which goes on.
     settings: of the study.
     progress: shows the progress; a function is called with a short text at each stage.
-    resume: continue an interrupted run; the result is that of an uninterrupted one.
 
 Raises:
     ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.
