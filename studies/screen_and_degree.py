@@ -4,6 +4,7 @@ amplified.
     python studies/screen_and_degree.py measure          what is missing, four texts at a time; stop
                                                          it and repeat it
     python studies/screen_and_degree.py measure heads smollm2 --texts 4
+    python studies/screen_and_degree.py report           tables.md and figures, from the results
 
 SINKLAB_BOOKS names the folder of public-domain books that the real models read.
 """
@@ -17,13 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import smollm2_measures as measures
 import torch
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from sinklab import BlockKeys, intervene, load, trace
 from sinklab.core.instrument import TopKeys
+from sinklab.lab.analysis.differences import effects
+from sinklab.lab.analysis.estimates import FEWEST, mean_over
 from sinklab.lab.measures.amplify import Amplify
 from sinklab.lab.measures.partial import Weaken
 from sinklab.lab.measures.protocols import in_place_of
@@ -41,6 +47,8 @@ ARMS = ("sinks", "random", "matched", "equal_mass")
 PLACE, RATIO = 30, 0.15
 """Position whose states are amplified, behind the first layer, and the share of masked tokens."""
 SCALES, MEANS = (3.0, 10.0, 30.0), ("channels", "positions", "none")
+ARM_WORDS = dict(zip(ARMS, ("strongest keys", "random", "matched", "equal mass"), strict=True))
+MEAN_WORDS = dict(zip(MEANS, ("λ(o − μ) + μ, channels", "the same, positions", "λo"), strict=True))
 FIRST = 10
 """Heads that a screen is asked for."""
 
@@ -139,15 +147,188 @@ def measure(questions: list[str], models: list[str], texts: int) -> None:
             every.to_csv(file, index=False, float_format="%.5g")
 
 
+def result(question: str, name: str) -> pd.DataFrame | None:
+    """What is measured of a model; None for nothing."""
+    file = RESULTS / f"{question}-{name}.csv"
+    return pd.read_csv(file) if file.is_file() else None
+
+
+def recall(one_N: np.ndarray, real_N: np.ndarray) -> float:
+    """Share of the `FIRST` costliest heads that are among as many first ones by another number."""
+    return len({*np.argsort(-one_N)[:FIRST]} & {*np.argsort(-real_N)[:FIRST]}) / FIRST
+
+
+def rank(one_N: np.ndarray, real_N: np.ndarray) -> float:
+    """Spearman's correlation."""
+    return float(spearmanr(one_N, real_N).statistic)
+
+
+def screened(table: pd.DataFrame) -> dict[str, Any]:
+    """Question 10 of a model, as a line of the table."""
+    by_TN = {
+        name: table.pivot(index="text", columns=["layer", "head"], values=name).to_numpy()
+        for name in ("real", "screen", "held")
+    }
+    texts, count = by_TN["real"].shape
+    whole = {name: values_TN.mean(0) for name, values_TN in by_TN.items()}
+    generator, drawn, halves = np.random.default_rng(0), [], []
+    for _ in range(1000):
+        some_T = generator.integers(texts, size=texts)
+        drawn.append(recall(by_TN["screen"][some_T].mean(0), by_TN["real"][some_T].mean(0)))
+        order_T = generator.permutation(texts)
+        real, other = by_TN["real"][order_T[: texts // 2]], by_TN["real"][order_T[texts // 2 :]]
+        guess = by_TN["screen"][order_T[: texts // 2]]
+        pairs = [(one.mean(0), other.mean(0)) for one in (real, guess)]
+        halves.append([of(*pair) for of in (recall, rank) for pair in pairs])
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    ceiling, crossed, rank_ceiling, rank_crossed = np.mean(halves, 0)
+    seconds = table.drop_duplicates(["screen_s", "blocked_s"])[["screen_s", "blocked_s"]].sum()
+    interval = f" ({low:.2f} … {high:.2f})" if texts >= FEWEST else ""
+    first, chance = np.argsort(-whole["screen"])[:FIRST], generator.permutation(count)[:FIRST]
+    return {
+        "heads": count,
+        "texts": texts,
+        "recall of ten": f"{recall(whole['screen'], whole['real']):.2f}{interval}",
+        "by attention": f"{recall(whole['held'], whole['real']):.2f}",
+        "halves: screen, ceiling": f"{crossed:.2f}, {ceiling:.2f}",
+        "rank correlation": f"{rank(whole['screen'], whole['real']):.2f}",
+        "its halves: screen, ceiling": f"{rank_crossed:.2f}, {rank_ceiling:.2f}",
+        "costliest head: real, screen": told(whole, [int(whole["real"].argmax())]),
+        "ten first: real, screen": told(whole, first),
+        "ten random: real, screen": told(whole, chance),
+        "seconds: screen, blocked": f"{seconds['screen_s']:.0f}, {seconds['blocked_s']:.0f}",
+    }
+
+
+def told(whole: dict[str, np.ndarray], places: Any) -> str:
+    """Mean real cost of some heads and their mean cost by the screen, nats."""
+    return f"{whole['real'][places].mean():+.4f}, {whole['screen'][places].mean():+.4f}"
+
+
+def by_degree(table: pd.DataFrame) -> tuple[list[dict[str, Any]], list[float]]:
+    """Question 11 of a model: a line a weight that stays, and the primary outcome of each text."""
+    cells = table.set_index(["text", "arm", "beta"])
+    clean = cells["loss"].xs(("none", 1.0), level=("arm", "beta"))
+    cost, removed = (cells["loss"] - clean).unstack("text"), cells["removed"].unstack("text")
+    lines = []
+    for beta in BETAS:
+        line: dict[str, Any] = {"β": beta}
+        for arm in ARMS:
+            one, mass = cost.loc[arm, beta], removed.loc[arm, beta]
+            line[ARM_WORDS[arm]] = f"{mean_of(one)} at {100 * mass.mean():.1f} %"
+        lines.append(line)
+    share = removed.loc["sinks", 0.5] / removed.loc["sinks", 0.0]
+    return lines, (cost.loc["sinks", 0.5] - share * cost.loc["sinks", 0.0]).tolist()
+
+
+def amplified(table: pd.DataFrame) -> tuple[list[dict[str, Any]], list[float]]:
+    """Question 12 of a model: a line a factor, and the primary outcome of each text."""
+    weight = table.pivot(index="text", columns=["scale", "mean"], values="weight")
+    strong = table.groupby(["scale", "mean"])["strong"].mean()
+    lines = []
+    for scale in SCALES:
+        line: dict[str, Any] = {"λ": scale, "nothing": f"{weight[1.0, 'none'].mean():.3f}"}
+        for mean in MEANS:
+            heads_ = f"{100 * strong[scale, mean]:.0f} % strong"
+            line[MEAN_WORDS[mean]] = f"{weight[scale, mean].mean():.3f}, {heads_}"
+        lines.append(line)
+    return lines, (weight[10.0, "channels"] - weight[10.0, "none"]).tolist()
+
+
+def mean_of(values: Any) -> str:
+    """A mean over texts with its 95 % interval."""
+    found = mean_over(np.asarray(values))
+    if np.isnan(found.low):
+        return f"{found.value:+.3f}"
+    return f"{found.value:+.3f} ({found.low:+.3f} … {found.high:+.3f})"
+
+
+def as_table(lines: list[dict[str, Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    rows = ["| " + " | ".join(map(str, line.values())) + " |" for line in lines]
+    return ["| " + " | ".join(lines[0]) + " |", "|---" * len(lines[0]) + "|", *rows, ""]
+
+
+def report() -> None:
+    """tables.md, screen.png and degree.png from what is measured."""
+    text = ["# Numbers of questions 10 to 12", "", "Made by `screen_and_degree.py report`.", ""]
+    found = {name: result("heads", name) for name in MODELS}
+    lines = [{"": name} | screened(one) for name, one in found.items() if one is not None]
+    text += ["## 10. A screen of heads", ""]
+    for line in zip(*(one.items() for one in lines), strict=True):
+        text.append("| " + " | ".join([line[0][0], *(str(value) for _, value in line)]) + " |")
+        if len(text) == 7:
+            text.append("|---" * (len(lines) + 1) + "|")
+    outcomes = []
+    for title, question, of in (
+        ("11. By degree: cost in nats, at the attention removed", "degree", by_degree),
+        ("12. Amplified: mean weight of the position in later layers", "amplify", amplified),
+    ):
+        text += ["", f"## {title}", ""]
+        for name in MODELS:
+            table = result(question, name)
+            if table is None:
+                continue
+            lines, values = of(table)
+            text += [f"{name}, {table['text'].nunique()} texts", "", *as_table(lines)]
+            outcomes += [
+                {"arm": f"{question}, {name}", "sample": text_, "value": value}
+                for text_, value in enumerate(values)
+            ]
+    rows = pd.DataFrame(outcomes)
+    for names in (rows["arm"].unique(), [f"{one}, {REAL[0]}" for one in ("degree", "amplify")]):
+        some = rows[rows["arm"].isin(names)]
+        if some.empty:
+            continue
+        told_ = effects(some)[["arm", "mean", "low", "high", "detectable", "p", "n", "verdict"]]
+        title = "Primary outcomes of all models" if len(names) > 2 else "Those registered"
+        text += ["", f"## {title}, corrected together (Holm)", ""]
+        text += as_table(
+            told_.map(lambda x: f"{x:.3g}" if isinstance(x, float) else x).to_dict("records")
+        )
+    (RESULTS / "tables.md").write_text("\n".join(text) + "\n", "utf-8")
+    draw()
+
+
+def draw() -> None:
+    """Real costs over those of the screen, and the cost over the attention removed."""
+    for question in ("heads", "degree"):
+        tables = {name: result(question, name) for name in MODELS}
+        there = {name: table for name, table in tables.items() if table is not None}
+        figure = Figure((2.6 * len(there), 2.6), layout="constrained")
+        for axes, (name, table) in zip(figure.subplots(1, len(there)), there.items(), strict=True):
+            axes.set_title(f"{name}, {table['text'].nunique()} texts", fontsize=8)
+            if question == "heads":
+                means = table.groupby(["layer", "head"])[["screen", "real"]].mean()
+                axes.scatter(means["screen"], means["real"], s=6)
+                axes.set(xlabel="screen, nats", ylabel="blocked, nats")
+                for scale in (axes.set_xscale, axes.set_yscale):
+                    scale("symlog", linthresh=1e-3)
+                continue
+            clean = table[table["arm"] == "none"].set_index("text")["loss"]
+            table = table.assign(cost=table["loss"] - table["text"].map(clean))
+            for arm in ARMS:
+                means = (
+                    table[table["arm"].isin([arm, "none"])].groupby("beta").mean(numeric_only=True)
+                )
+                axes.plot(100 * means["removed"], means["cost"], ".-", label=ARM_WORDS[arm])
+            axes.set(xlabel="attention removed, %", ylabel="cost, nats")
+        if question == "degree":
+            axes.legend(fontsize=6)
+        figure.savefig(RESULTS / f"{question}.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("measure",))
+    parser.add_argument("command", choices=("measure", "report"))
     parser.add_argument("names", nargs="*", help="questions and models; all when left out")
     parser.add_argument("--texts", type=int, default=TEXTS, help="at most so many texts")
     given = parser.parse_args()
     questions = [name for name in given.names if name in QUESTIONS]
+    if given.command == "report":
+        return report()
     measure(questions, [name for name in given.names if name in MODELS], given.texts)
 
 
