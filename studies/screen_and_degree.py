@@ -4,7 +4,7 @@ amplified.
     python studies/screen_and_degree.py measure          what is missing, four texts at a time; stop
                                                          it and repeat it
     python studies/screen_and_degree.py measure heads smollm2 --texts 4
-    python studies/screen_and_degree.py report           tables.md and figures, from the results
+    python studies/screen_and_degree.py report           tables and figures, from the results
 
 SINKLAB_BOOKS names the folder of public-domain books that the real models read.
 """
@@ -250,14 +250,13 @@ def as_table(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def report() -> None:
-    """tables.md, screen.png and degree.png from what is measured."""
-    text = ["# Numbers of questions 10 to 12", "", "Made by `screen_and_degree.py report`.", ""]
+    """Print tables of what is measured, and draw heads.png and degree.png."""
     found = {name: result("heads", name) for name in MODELS}
     lines = [{"": name} | screened(one) for name, one in found.items() if one is not None]
-    text += ["## 10. A screen of heads", ""]
+    text = ["## 10. A screen of heads", ""]
     for line in zip(*(one.items() for one in lines), strict=True):
         text.append("| " + " | ".join([line[0][0], *(str(value) for _, value in line)]) + " |")
-        if len(text) == 7:
+        if len(text) == 3:
             text.append("|---" * (len(lines) + 1) + "|")
     outcomes = []
     for title, question, of in (
@@ -286,7 +285,7 @@ def report() -> None:
         text += as_table(
             told_.map(lambda x: f"{x:.3g}" if isinstance(x, float) else x).to_dict("records")
         )
-    (RESULTS / "tables.md").write_text("\n".join(text) + "\n", "utf-8")
+    print("\n".join(text))
     draw()
 
 

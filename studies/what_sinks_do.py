@@ -581,7 +581,7 @@ def report() -> None:
     }
     outcomes = over_seeds(results)
     corrected = holm({name: one.p for name, one in outcomes.items()})
-    lines = ["# Numbers of «What a sink does»", "", "Made by `what_sinks_do.py report`.", ""]
+    lines: list[str] = []
     seeds = [primaries(results, model) for model in SEEDS]
     heads = ["question", "seeds × texts", "could have been seen", "p (Holm)"]
     heads += [f"seed {number}" for number in range(len(SEEDS))]
@@ -600,8 +600,7 @@ def report() -> None:
         for column in columns:
             cells = [shown(one[column]) if column in one else "–" for one in asked.values()]
             lines.append(f"| {column} | " + " | ".join(cells) + " |")
-    (RESULTS / "tables.md").write_text("\n".join(lines) + "\n", "utf-8")
-    print("\n".join(lines[:14]))
+    print("\n".join(lines))
 
 
 def main() -> None:
