@@ -145,7 +145,6 @@ class Recorder:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
             chosen["canvas"] = canvas or self._continued(step)
-            chosen["state_of"] = "predicted" if self._task.is_diffusion else "own"
         names = self._traced
         if self._so_far is not None and not settings.records(step):
             # what later steps add up
