@@ -158,8 +158,8 @@ EXAMPLES = {
     "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(
         16, (0, 1, 2, 3), False
     ),
-    "block_keys:keys=(random:like=sinks:rule=gu:weight=0.2,match=age),how=shuffle_value": BlockKeys(
-        Random(SinkKeys("gu:weight=0.2"), "age"), how="shuffle_value"
+    "block_keys:keys=(random:like=sinks:rule=gu:weight=0.2),how=shuffle_value": BlockKeys(
+        Random(SinkKeys("gu:weight=0.2")), how="shuffle_value"
     ),
     "patch:file=run.safetensors,positions=3,source=7,what=key": Patch(
         file="run.safetensors", positions=(3,), source=(7,), what="key"

@@ -79,7 +79,6 @@ SELECTORS = {
     "zscore": SinkKeys("excess:epsilon=1.5,scale=zscore"),
     "positions": Positions((2, 7)),
     "random": Random(TopKeys(2)),
-    "random of an age": Random(TopKeys(2), match="age"),
     "random of sinks": Random(SinkKeys("gu:weight=0.2"), fewer=True),
     "equal mass": EqualMass(TopKeys(1)),
     "equal mass by a rule": EqualMass(TopKeys(1), "gu:weight=0.2"),

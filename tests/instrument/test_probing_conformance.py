@@ -21,7 +21,7 @@ INTERVENTIONS = [
     "block_keys:keys=top:k=2,how=shuffle_value",
     "block_keys:keys=top:k=2,how=weaken:beta=0.25,when=now",
     "block_keys:keys=top:k=1,how=share:to=0.001",
-    "block_keys:keys=(random:like=(sinks:rule=excess:epsilon=0.5,k=2),match=age),when=now",
+    "block_keys:keys=random:like=(sinks:rule=excess:epsilon=0.5,k=2),when=now",
     "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9,arm=keys),when=now",
     "block_keys:keys=others:like=top:k=2,beyond=2,when=now",
     "block_keys:keys=positions:positions=1+4,when=now,steps=1+none",

@@ -57,10 +57,6 @@ class Others(Wrapper):
         return call.eligible_BHS & ~self.like.select(call)
 
 
-AGE_BAND = 8
-"""Positions within which two keys are of the same age."""
-
-
 @selectors.register("random")
 @dataclass(frozen=True)
 class Random(Wrapper):
@@ -68,10 +64,6 @@ class Random(Wrapper):
     others that are sinks by its rule; drawn by the seed of the edit.
     """
 
-    match: str = limited("count", one_of=("count", "age"))
-    """"count": from all other keys. "age": keys within 8 positions of a chosen one first, as in a
-    causal model late keys have had few queries to be seen by.
-    """
     fewer: bool = field(default=False, kw_only=True)
     """Whether a short row, which has fewer others, loses all of them (the dose tells how many);
     otherwise it is refused."""
@@ -88,20 +80,7 @@ class Random(Wrapper):
         count_BH1 = chosen_BHS.sum(-1, keepdim=True)
         if self.fewer:
             count_BH1 = torch.minimum(count_BH1, others_BHS.sum(-1, keepdim=True))
-        order_BHS = call.random()
-        if self.match == "age":
-            order_BHS = order_BHS - age_bands(chosen_BHS)
-        return call.top(order_BHS, count_BH1, others_BHS, self.max_count)
-
-
-def age_bands(chosen_BHS: Tensor) -> Tensor:
-    """Distance of every key from the nearest chosen one, in bands of `AGE_BAND` positions."""
-    keys = chosen_BHS.shape[-1]
-    place_S = torch.arange(keys, device=chosen_BHS.device)
-    before_BHS = torch.where(chosen_BHS, place_S, -keys).cummax(-1).values
-    behind_BHS = torch.where(chosen_BHS, place_S, 2 * keys).flip(-1).cummin(-1).values.flip(-1)
-    distance_BHS = torch.minimum(place_S - before_BHS, behind_BHS - place_S)
-    return torch.div(distance_BHS, AGE_BAND, rounding_mode="floor")
+        return call.top(call.random(), count_BH1, others_BHS, self.max_count)
 
 
 @selectors.register("equal_mass")

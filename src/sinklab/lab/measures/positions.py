@@ -68,9 +68,7 @@ class LoneRows(Edit):
     """
 
     rows: tuple[int, ...] = (0,)
-    """Canvas positions of the queries."""
-    keep_prefix: bool = True
-    """Whether they still see the model's own sink columns in front."""
+    """Canvas positions of the queries, which still see the model's own sink columns in front."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(sorted(set(whole_numbers("rows", self.rows)))))
@@ -97,6 +95,5 @@ class LoneRows(Edit):
             return call
         own_QS = call.near_QS()
         keep_QS = ~lone_Q[:, None] | own_QS
-        if self.keep_prefix:
-            keep_QS[:, : call.prefix] = True
+        keep_QS[:, : call.prefix] = True
         return call.block(~_only_heads(keep_QS, call), kept_QS=own_QS)

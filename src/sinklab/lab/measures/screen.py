@@ -26,13 +26,11 @@ class _Screen(Listener):
     """Keeps the output of every attention call, and the change of it by a blocked key."""
 
     def __init__(self) -> None:
-        self.layers: list[str] = []
-        self.outputs: list[Tensor] = []
-        self.changes_BHQD: list[Tensor] = []
+        self.outputs: dict[str, Tensor] = {}
+        self.changes_BHQD: dict[str, Tensor] = {}
 
     def observe(self, call: Call, out: Tensor) -> None:
-        self.layers.append(call.layer)
-        self.outputs.append(out)
+        self.outputs[call.layer] = out
         with torch.no_grad():
             strongest_BHS = call.top(call.received_BHS, 1)
             without = call.block(strongest_BHS)
@@ -41,11 +39,10 @@ class _Screen(Listener):
             )
             # p / (1 − p); a row that sees nothing else stays as it is
             weight_BHQ = torch.expm1(lse_BHQ - left_BHQ).nan_to_num(posinf=0.0)
-            at_BH11 = strongest_BHS.int().argmax(-1)[..., None, None]
-            v_BHSD = call.expand_kv(call.v_BKSD)
-            v_BH1D = v_BHSD.gather(2, at_BH11.expand(-1, -1, 1, v_BHSD.shape[-1]))
             o_BHQD = call.by_head(out.detach())
-            self.changes_BHQD.append(weight_BHQ.to(o_BHQD.dtype).unsqueeze(-1) * (o_BHQD - v_BH1D))
+            v_BH1D = strongest_BHS.unsqueeze(2).to(o_BHQD) @ call.expand_kv(call.v_BKSD)
+            change_BHQD = weight_BHQ.to(o_BHQD).unsqueeze(-1) * (o_BHQD - v_BH1D)
+            self.changes_BHQD[call.layer] = change_BHQD
 
 
 def first_order_costs(model: Any, losses: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -67,19 +64,19 @@ def first_order_costs(model: Any, losses: Callable[[], Tensor]) -> dict[str, Ten
     try:
         with torch.inference_mode(False), torch.enable_grad(), tapped(model, screen):
             total = losses().sum()
-            if not (screen.outputs and all(out.requires_grad for out in screen.outputs)):
+            outputs = [*screen.outputs.values()]
+            if not (outputs and all(out.requires_grad for out in outputs)):
                 raise ValueError(
                     "the screen takes gradients of every attention call, but one has none: give a "
                     "model with get_input_embeddings() and losses that it computes"
                 )
-            gradients = torch.autograd.grad(total, screen.outputs)
+            gradients = torch.autograd.grad(total, outputs)
     finally:
         for hook in hooks:
             hook.remove()
     found = {}
-    for layer, own, change_BHQD in zip(screen.layers, gradients, screen.changes_BHQD, strict=True):
-        batch, _, queries, dim = change_BHQD.shape
-        own_BHQD = own.reshape(batch, -1, queries, dim)
+    for (layer, change_BHQD), own in zip(screen.changes_BHQD.items(), gradients, strict=True):
+        own_BHQD = own.reshape(change_BHQD.shape)
         found[layer] = (own_BHQD * change_BHQD).sum((-2, -1)).float()
     return found
 

@@ -68,11 +68,10 @@ def masking_curve(
         ks |= {int(k) for k in table["k"]}
         for control in dict.fromkeys(table["control"]):
             rows = table[table["control"].isin(["none", control])]
-            rows = rows.sort_values(column, kind="stable")
             about: dict[str, Any] = {"run": title_of(run), "line": BLOCKED.get(control, control)}
-            about |= {column: rows[column], "value": rows["mean"]}
+            rows = rows.sort_values(column, kind="stable").assign(**about, value=rows["mean"])
             if control != "none":
-                parts.append(pd.DataFrame(about | {"low": rows["low"], "high": rows["high"]}))
+                parts.append(rows[["run", "line", column, "value", "low", "high"]])
     if not parts:
         raise NotRecorded("This figure needs a curve in which keys of all heads were blocked.")
     frame = pd.concat(parts, ignore_index=True)
