@@ -54,7 +54,7 @@ def main() -> None:
     """Watch, or open what was watched, and write the page."""
     with tempfile.TemporaryDirectory() as folder:
         runs = [sinklab.open_run(given) for given in sys.argv[1:]] or watched(Path(folder))
-        shutil.copyfile(report(runs, Path(folder) / "page", tables=(), megabytes=MEGABYTES), OUT)
+        shutil.copyfile(report(runs, Path(folder) / "page", tables=False, megabytes=MEGABYTES), OUT)
     print(f"{OUT}: {OUT.stat().st_size:,} bytes")
 
 

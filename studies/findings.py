@@ -33,7 +33,7 @@ from sinklab.lab.cli.command import SAMPLING
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.records.info import of_twin
 from sinklab.lab.reports import as_studies
-from sinklab.lab.reports.answered import staying_table
+from sinklab.lab.reports.study import staying_table
 from sinklab.lab.reports.tables import measures
 from sinklab.lab.studies.curve.figures import cost_rows
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve

@@ -58,3 +58,20 @@ def planted(rise, controls, mass=0.02, **how):
             losses[k, name] = 4 + k * rise * SIZES[name] + spread_R * (1 + k)
     rows = curve_rows(losses, strong=how.get("strong", 0.5), matched=how.get("matched", 0.75))
     return rows.assign(held=mass * rows["k"], removed=mass * rows["k"])
+
+
+def costed(run, rise=0.5, **twins):
+    """The run, and a masking curve of its model: blocking one key costs a fifth of `rise`, five
+    keys cost it; random ones cost 0.01 and 0.02. `twins`: the rise of controls.
+    """
+    folder = run.path.parent / f"{run.path.name}-curve" / run.info.model["name"]
+    rows = {f"-{kind}": known_costs(one) for kind, one in twins.items()}
+    return [run, write_curve(folder, known_costs(rise), twins=rows)]
+
+
+def known_costs(rise):
+    """The rows of the curve of `costed`."""
+    wobble_R = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01])
+    changes = {(0, "none"): 0.0, (1, "top"): rise / 5, (1, "random"): 0.01}
+    changes |= {(5, "top"): rise, (5, "random"): 0.02}
+    return curve_rows({arm: 4 + one + wobble_R * (0.2 + one) for arm, one in changes.items()})

@@ -177,7 +177,7 @@ def report(place, resume):
         trace(given_text() / "made", False, twin=False)
         (given_text() / "made").rename(given_text() / "traced")
     with patch("sinklab.lab.reports.build.svg_of", undrawn):
-        report([open_run(given_text() / "traced")], place, tables=("csv",))
+        report([open_run(given_text() / "traced")], place)
 
 
 KINDS = {each.__name__: each for each in (units, trace, curve, table1, train, report)} | {

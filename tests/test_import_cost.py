@@ -59,13 +59,6 @@ def test_the_help_of_the_command_line_does_not_wait_for_torch():
     assert packages_after("import sinklab.lab.cli.main") & {"torch", *HEAVY} <= {"tyro", "rich"}
 
 
-@pytest.mark.slow
-def test_words_of_statistics_do_not_wait_for_torch():
-    asked = "from sinklab.lab.reports.recorded import words_of_statistic as words\n"
-    asked += "assert words('key_norm').startswith('The norm') and words('head_output')"
-    assert "torch" not in packages_after(asked)
-
-
 @pytest.mark.parametrize("name", sinklab.__all__)
 def test_every_public_name_resolves(name):
     assert getattr(sinklab, name) is not None

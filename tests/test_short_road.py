@@ -207,7 +207,7 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
     by_text, by_value = run.with_rule("top:k=2"), run.with_rule(Top(2))
     assert by_text.sinks().equals(by_value.sinks())
     assert by_text.mobility().equals(by_value.mobility())
-    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=()).read_text(
+    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=False).read_text(
         "utf-8"
     )
     assert "excess (epsilon = 5, scale = sum)" in page
@@ -249,10 +249,7 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
 
     @statistics.register("own_share")
     class OwnShare(Statistic):
-        """Attention on the key that receives most, as a share.
-
-        And more that no caption says.
-        """
+        """Attention on the key that receives most, as a share."""
 
         axes = ("batch", "layer", "head")
         reads = ("received",)
@@ -265,12 +262,7 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
     received = [run.array("attention", "own_share", sample=part).astype(float) for part in (0, 1)]
     told = table(run, "statistics").pivot(index="layer", columns="step", values="mean")
     np.testing.assert_allclose(told, np.mean(received, 0).mean(-1).T, rtol=1e-6)
-    page = sinklab.report(run, tmp_path, tables=("csv",))
-    html = page.read_text("utf-8")
-    assert (
-        "Attention on the key that receives most, as a share." in html
-        and "no caption says" not in html
-    )
+    html = sinklab.report(run, tmp_path).read_text("utf-8")
     assert 'aria-label="own_share by layer and step"' in html
     assert (
         (tmp_path / "tables" / "statistics.csv")
@@ -332,14 +324,11 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run, tmp_path):
     page = again.explore()
     folder = page.path.parent
     assert page.path.as_uri() in repr(page) and "<iframe sandbox" in page._repr_html_()
-    assert (
-        run.explore(tmp_path, tables=("csv",)).path == tmp_path / "report.html"
-        and (tmp_path / "tables").is_dir()
-    )
+    assert run.explore(tmp_path).path == tmp_path / "report.html" and (tmp_path / "tables").is_dir()
     del again
     gc.collect()
     assert not folder.exists()
-    assert sinklab.report(run, tmp_path / "page", tables=()).is_file()
+    assert sinklab.report(run, tmp_path / "page", tables=False).is_file()
 
 
 @pytest.mark.usefixtures("no_pictures")

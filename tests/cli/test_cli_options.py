@@ -196,7 +196,7 @@ def test_handlers_are_put_back(capsys):
 def test_a_folder_of_runs_is_reported_as_its_runs(model, capsys):
     for name in ("b", "a"):
         assert cli(f"trace 'The sea' --model {model} --out tour/{name} {QUICK}") == 0
-    assert "report: page/report.html" in out_of("report tour --out page --tables csv", capsys)
+    assert "report: page/report.html" in out_of("report tour --out page", capsys)
     written = {path.suffix for path in Path("page").rglob("*") if path.is_file()}
     assert ".csv" in written and not {".png", ".svg", ".parquet"} & written
     for name, day in (("a", 2), ("b", 1)):

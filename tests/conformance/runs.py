@@ -146,8 +146,9 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
     assert pyplot.get_fignums() == before, f"{name} leaves a figure open in pyplot; draw on ax"
     with tempfile.TemporaryDirectory() as folder:
         found = [draw_all(shown, Path(folder, one), ("svg",), names=[name]) for one in "ab"]
-        assert found[0].written, f"draw_all skips {name}: {found[0].skipped}"
-        first, second = ([path.read_bytes() for path in one.written] for one in found)
+        (written, skipped), (again, _) = found
+        assert written, f"draw_all skips {name}: {skipped}"
+        first, second = ([path.read_bytes() for path in one] for one in (written, again))
         assert first == second, f"{name} differs from one time to the next"
         bare = Path(folder, "bare")
         with RunWriter(bare, kind=shown[0].run.info.kind, model={}, settings={}, seed=0):

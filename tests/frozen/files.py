@@ -143,7 +143,7 @@ def write_trace() -> None:
     run = lm.watch(["The house stood", "She"], 3, **PLACES, **more).save("run")
     # without its pictures, which are none of its files
     with patch("sinklab.lab.reports.build.svg_of", undrawn):
-        sinklab.report(run, "page", tables=("csv",))
+        sinklab.report(run, "page")
 
 
 def write_causal() -> None:

@@ -50,7 +50,7 @@ def test_a_kind_of_ones_own_is_trained_and_drawn(keys, tmp_path):
     train(tiny_settings(uneven_documents(tmp_path), **sizes, **changes))
     sink_keys = load(tmp_path / "run" / "model").model.sink_keys
     assert sink_keys.shape == (2, 2, 4, 8) and sink_keys.std() > 0
-    page = report([open_run(tmp_path / "run")], tmp_path / "page", tables=())
+    page = report([open_run(tmp_path / "run")], tmp_path / "page", tables=False)
     assert "2 keys sinks" in Path(page).read_text("utf-8")
 
 

@@ -48,7 +48,7 @@ def one(tmp_path_factory) -> str:
     """A run of two samples with one added sink."""
     folder = tmp_path_factory.mktemp("one")
     run = simulate(folder / "run", Simulation(samples=2, added=1, steps=16, key_norms=True))
-    return report(run, folder / "out", tables=()).as_uri()
+    return report(run, folder / "out", tables=False).as_uri()
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def two(tmp_path_factory) -> str:
         "decoder": Simulation(steps=31, layers=2, heads=6, family="autoregressive"),
     }
     runs = [simulate(folder / name, size, name=name) for name, size in sizes.items()]
-    return report(runs, folder / "out", tables=()).as_uri()
+    return report(runs, folder / "out", tables=False).as_uri()
 
 
 def shown(page: Page) -> dict[str, str]:

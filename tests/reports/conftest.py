@@ -11,6 +11,7 @@ from browsing import page as page
 from browsing import two as two
 from noted import halved
 
+from curves import costed
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
@@ -153,26 +154,6 @@ def generations(sample):
     }
 
 
-def heldout(loss, sinks):
-    return {
-        "k": [0, 1, 1, 5, 5],
-        "control": ["none", "sinks", "random", "sinks", "random"],
-        "loss": [loss, loss + sinks / 5, loss + 0.01, loss + sinks, loss + 0.02],
-        "stderr": [0.01] * 5,
-        "delta": [0.0, sinks / 5, 0.01, sinks, 0.02],
-        "delta_stderr": [0.0, 0.004, 0.004, 0.004, 0.004],
-        "tokens": [1000] * 5,
-        "losses": [
-            [
-                loss + change + wobble * (0.2 + change)
-                for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)
-            ]
-            for change in (0.0, sinks / 5, 0.01, sinks, 0.02)
-        ],
-        "bits_per_byte": [1.5] + [float("nan")] * 4,
-    }
-
-
 @pytest.fixture(scope="session")
 def known(tmp_path_factory):
     """A folder, and the runs in it by what was asked for: the next that ask get a copy."""
@@ -218,7 +199,6 @@ def writer(root):
         samples=SAMPLES,
         text_share=0.3,
         norm=0.25,
-        sinks=0.5,
         leave_out=(),
         folder=None,
         ran=1.0,
@@ -273,8 +253,6 @@ def writer(root):
                     tables["steps"] = steps_table(sample)
                 tables = {name: one for name, one in tables.items() if name not in leave_out}
                 run.write(sample, {sample: Contents(tables, files)})
-            if "heldout" not in leave_out and family == "diffusion":
-                run.table("heldout", heldout(4.0, sinks))
             for table, columns in (whole or {}).items():
                 run.table(table, columns)
         return open_run(path)
@@ -287,4 +265,4 @@ def drawn_report(tmp_path_factory, known):
     """report.html of a run without and one with an added sink, with its figures."""
     make = maker(tmp_path_factory.mktemp("runs"), known)
     runs = [make("plain"), make("sink", added=1, text_share=0.1)]
-    return report(runs, tmp_path_factory.mktemp("report"))
+    return report([*costed(runs[0]), *costed(runs[1])], tmp_path_factory.mktemp("report"))

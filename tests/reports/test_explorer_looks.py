@@ -59,7 +59,7 @@ def of_length(tmp_path_factory):
     def of(text):
         folder = tmp_path_factory.mktemp("text")
         run = simulate(folder / "run", Simulation(steps=6, layers=2, heads=2, text=text))
-        return report(run, folder / "out", tables=()).as_uri()
+        return report(run, folder / "out", tables=False).as_uri()
 
     return of
 

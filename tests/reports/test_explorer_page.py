@@ -174,7 +174,7 @@ def test_a_decoder_shows_what_is_there_at_each_token(page, two):
 
 def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(steps=4, layers=1, heads=1, text=1200))
-    page.open(report(run, tmp_path / "out", tables=()).as_uri())
+    page.open(report(run, tmp_path / "out", tables=False).as_uri())
     box = "document.querySelector('.canvas-text')"
     assert page.run(f"{box}.scrollHeight > 2 * {box}.clientHeight")
     page.point(MAP, 0.95, 0.5, click=True)
@@ -188,7 +188,7 @@ def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
 
 def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80))
-    target = report(run, tmp_path / "out", tables=(), megabytes=0.015)
+    target = report(run, tmp_path / "out", tables=False, megabytes=0.015)
     page.open(target.as_uri() + "#layer=1&head=2&step=3")
     note = page.run("document.querySelector('.map .note').textContent")
     assert note.startswith("The ") and note.endswith(
@@ -235,7 +235,7 @@ def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
         simulate(tmp_path / name, Simulation(samples=2, steps=6, added=index), name=name)
         for index, name in enumerate("ab")
     ]
-    page.open(report(runs, tmp_path / "out", tables=()).as_uri())
+    page.open(report(runs, tmp_path / "out", tables=False).as_uri())
     page.press("s")
     page.press("j")
     samples = "[...document.querySelectorAll('.choose-sample')].map((box) => box.value)"
@@ -264,7 +264,7 @@ def edited(tmp_path_factory):
     """A run, and the same attention with keys that were blocked."""
     folder, size = tmp_path_factory.mktemp("edited"), Simulation(heads=8)
     runs = [simulate(folder / "a", size), simulate(folder / "b", size, removals=REMOVALS)]
-    return report(runs, folder / "out", tables=()).as_uri()
+    return report(runs, folder / "out", tables=False).as_uri()
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "deuteranopia"])

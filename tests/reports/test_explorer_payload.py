@@ -99,7 +99,7 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
         assert_array_equal(main, sample.facts["main"])
         norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
         decoded = decode(norm_scale, norms).transpose(1, 0, 2)
-        assert_allclose(decoded, sample.value_norm_TLK, rtol=norm_scale.error * 1.01)
+        assert_allclose(decoded, sample.stored("value_norm"), rtol=norm_scale.error * 1.01)
         assert "key_norms" in arrays
         assert_array_equal(unpack(arrays["visible"]), np.full(12, 24))
         assert shown["steps"] == list(range(12)) and shown["blocks"] == sample.blocks_T.tolist()
@@ -302,7 +302,7 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
     )
     read = [text for _, text, kind, _ in arrays_of(run)["vocabulary"] if kind == "words"]
     assert {"é", "😀", "◌"} <= {*read} and not any("<0x" in text for text in read)
-    assert {"<0xC3>", "<0xF0>"} <= {*run.sink_tokens.label}
+    assert {"<0xC3>", "<0xF0>"} <= {*run.measured.sink_tokens.label}
 
 
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):

@@ -18,7 +18,9 @@ def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
         "</script><script>document.title = 'broken'</script><img src=x "
         "onerror=\"document.title = 'broken'\">"
     )
-    path: Path = report(make_study(evil[:60], folder="evil", added=1), tmp_path / "out", tables=())
+    path: Path = report(
+        make_study(evil[:60], folder="evil", added=1), tmp_path / "out", tables=False
+    )
     page.open(path.as_uri())
     assert page.run("document.title") == "Attention sinks in script><img src="
     foreign = (
@@ -48,7 +50,7 @@ def test_without_its_script_the_page_still_says_what_was_found(browser, one):
 
 def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
     run = make_study(words=["\u202eright\u200b"])
-    page.open(report(run, tmp_path / "out", tables=()).as_uri() + "#key=0")
+    page.open(report(run, tmp_path / "out", tables=False).as_uri() + "#key=0")
     assert "“⟨U+202E⟩right⟨U+200B⟩” prompt" in readout(page)
 
 

@@ -111,8 +111,8 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
 
     with RunWriter(tmp_path / "tally", kind="tally", model={}, settings={}, seed=0) as run:
         run.table("counts", {"counts": [0, 1, 2], "number": [3, 1, 2]})
-    drawn = draw_all(open_run(tmp_path / "tally"), tmp_path / "out", ("png",))
-    assert [path.name for path in drawn.written] == ["bars.png", "bars.csv"]
+    written, _ = draw_all(open_run(tmp_path / "tally"), tmp_path / "out", ("png",))
+    assert [path.name for path in written] == ["bars.png", "bars.csv"]
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
     refused("is of kind 'benchmark'", draw_all, open_run(tmp_path / "scored"), tmp_path / "out")
@@ -122,7 +122,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):
     ("x", "column", "kind", "message"),
     [
         ("layer", "absorbd", "study", r"needs absorbd \(by layer there are .*absorbed"),
-        ("layer", "absorbed", "studie", r"of kind 'study'\.$"),
+        ("layer", "absorbed", "studie", r"of kind 'study'; show runs"),
     ],
 )
 def test_a_misspelt_name_is_told(runs, scratch, x, column, kind, message):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_report_training import made
 
+from curves import costed
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import figures
 
@@ -17,7 +18,6 @@ RENAMED = {"sink_path_of_head": "sink_paths", "trained_share": "sink_share"}
 
 
 def uneven(sample, arrays):
-    arrays["share_by_state"][:] = np.array([0.5, 0.25, 0.125])[:, None, None]
     arrays["received"][..., 0] *= 1 + sample
     arrays["received"][:, 1, 2] *= 1.5
     arrays["value_norm"][..., 0] = 3.0
@@ -29,8 +29,8 @@ def runs(make_shared, tmp_path_factory):
     curves = resources.files("sinklab.lab.checkpoints").joinpath("packaged", "curves")
     return {
         "study": [
-            make_shared("plain", samples=8, change=uneven),
-            make_shared("sink", added=1, samples=8, text_share=0.2),
+            *costed(make_shared("plain", samples=8, change=uneven)),
+            *costed(make_shared("sink", added=1, samples=8, text_share=0.2)),
         ],
         "training": [made(root / "bare"), made(root / "one", added=1)],
         "curve": [open_run(curves.joinpath(name)) for name in ("tiny", "tiny-causal", "tiny-sink")],

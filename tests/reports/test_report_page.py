@@ -72,7 +72,7 @@ def shown(tmp_path):
     numbers = itertools.count()
 
     def show(runs, **how):
-        return read(report(runs, tmp_path / f"page-{next(numbers)}", tables=(), **how))
+        return read(report(runs, tmp_path / f"page-{next(numbers)}", tables=False, **how))
 
     return show
 
@@ -147,7 +147,7 @@ def test_tables_lie_beside_if_they_are_asked_for(drawn_report, make_study, shown
     folder = drawn_report.parent
     assert {path.name for path in folder.iterdir()} == {"report.html", "tables"}
     tables = {path.name for path in (folder / "tables").iterdir()}
-    assert {"layers.csv", "layers.md", "sink_tokens.csv"} <= tables
+    assert {"layers.csv", "sink_tokens.csv"} <= tables
     content = read(drawn_report).content
     assert f"Beside this page lie {len(tables)} files of tables in tables/" in content
     assert "Beside this page" not in shown(make_study()).content
@@ -184,7 +184,7 @@ def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path, shown):
 
 
 def test_what_a_run_did_not_write_is_left_out(make_study, shown):
-    page = shown(make_study(leave_out=("heldout", "attention")))
+    page = shown(make_study(leave_out=("attention",)))
     assert "canvas" not in page.tags and "stormy night" in page.content
     assert "What blocking sinks costs" not in page.content
     assert "What was measured" not in page.content
@@ -233,14 +233,11 @@ def test_refusals(tmp_path):
     with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
         pass
     refused("is of kind 'benchmark'", report, open_run(tmp_path / "scored"), tmp_path / "out")
-    with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
-        run.table("heldout", {"k": [1]})
-    refused("study: it lacks control, loss", report, open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
-    run = make_study(leave_out=("attention", "heldout"))
+    run = make_study(leave_out=("attention",))
 
     def half(self, content, **how):
         self.write_bytes(b"half")
@@ -248,13 +245,13 @@ def test_full_disk_leaves_no_half_page(make_study, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(OSError, match="No space left"):
-        report(run, tmp_path / "out", tables=())
+        report(run, tmp_path / "out", tables=False)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_what_was_not_measured_is_a_card_with_the_command_that_measures_it(make_study, tmp_path):
-    bare = make_study("<b>/bare", folder="bare", leave_out=("attention", "heldout"))
-    html = report(bare, tmp_path / "out", tables=()).read_text("utf-8")
+    bare = make_study("<b>/bare", folder="bare", leave_out=("attention",))
+    html = report(bare, tmp_path / "out", tables=False).read_text("utf-8")
     assert (
         html.count("Not measured") == 3
         and "<code>sinklab curve --model &#39;&lt;b&gt;/bare&#39;</code>" in html

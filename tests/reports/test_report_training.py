@@ -136,7 +136,7 @@ def pair(tmp_path):
 
 
 def page_alone(runs, out):
-    return read(report(runs, out, tables=()))
+    return read(report(runs, out, tables=False))
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair, tmp_path):
@@ -244,7 +244,7 @@ def test_a_causal_start_is_marked(tmp_path):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_one_page_that_loads_and_runs_nothing(pair, tmp_path):
-    target = report(pair, tmp_path / "out", tables=())
+    target = report(pair, tmp_path / "out", tables=False)
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
     assert page.scripts == [] and page.addresses == ["data:,"] and "$" not in page.content
@@ -263,9 +263,9 @@ def test_figures_that_need_a_monitor_say_so(tmp_path):
     run = made(tmp_path / "unwatched", leave_out=("monitor",))
     with pytest.raises(NotRecorded, match="train with --monitor-every"):
         sink_emergence(run)
-    drawn = draw_all(run, tmp_path / "figures", ("svg",))
-    assert {path.name for path in drawn.written} == {"training_loss.svg", "training_loss.csv"}
-    assert set(drawn.skipped) == set(figures_of("training")) - {"training_loss"}
+    written, skipped = draw_all(run, tmp_path / "figures", ("svg",))
+    assert {path.name for path in written} == {"training_loss.svg", "training_loss.csv"}
+    assert set(skipped) == set(figures_of("training")) - {"training_loss"}
     refused(
         r"sink_emergence.*'training_loss'",
         draw_all,
@@ -277,7 +277,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_tables_lie_beside_the_page(pair, tmp_path):
-    folder = report(pair, tmp_path / "out", tables=("csv", "md")).parent
+    folder = report(pair, tmp_path / "out").parent
     outcome = pd.read_csv(folder / "tables" / "outcome.csv", index_col="run")
     assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(
         outcome.loc["bare", "takeover_step"]
@@ -293,12 +293,9 @@ def test_tables_lie_beside_the_page(pair, tmp_path):
 
 def test_runs_of_two_kinds_are_not_mixed(pair, make_study, tmp_path):
     mixed = [make_study("study"), pair[0]]
-    refused(r"'training', .* of kind 'study'", partial(report, out=tmp_path / "out"), mixed)
+    refused(r"'training': .* of kind 'study'", partial(report, out=tmp_path / "out"), mixed)
     refused(r"'training': .* kind 'study'", sink_emergence, mixed[0])
     refused("at least one run", as_trainings, [])
-    with RunWriter(tmp_path / "odd", kind="training", model={}, settings={}, seed=0) as run:
-        run.table("monitor", {"step": [1], "layer": [-1]})
-    refused("it lacks activation_added", report, open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from curves import curve_rows
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.reports.samples import Reader
+from sinklab.lab.reports.study import Reader
 from sinklab.lab.studies.curve import verdicts
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
@@ -64,8 +64,8 @@ def study_of(path, received_NTS, classes_NTS, **tables):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
-    assert len(study.explained.cells) == 8 and not study.explained.word
-    assert study.explained.class_over_position.reach > 0
+    assert len(study.measured.explained.cells) == 8 and not study.measured.explained.word
+    assert study.measured.explained.class_over_position.reach > 0
     # one sink in twelve is at the start; nothing was blocked
     assert [verdict.holds for verdict in study.verdicts[:2]] == [False, None]
 
@@ -75,15 +75,18 @@ def test_a_page_finds_what_was_planted(tmp_path, where, word):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
     )
-    assert study.explained.word == word and len(study.explained.cells) == 12
+    assert study.measured.explained.word == word and len(study.measured.explained.cells) == 12
 
 
 def test_a_page_of_three_samples_says_so(tmp_path):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
     )
-    assert not study.explained.by_class.is_interval and len(study.explained.cells) == 3
-    assert not study.motion.mobility_over.is_interval and not study.motion.word
+    assert (
+        not study.measured.explained.by_class.is_interval
+        and len(study.measured.explained.cells) == 3
+    )
+    assert not study.measured.motion.mobility_over.is_interval and not study.measured.motion.word
     assert [verdict.holds for verdict in study.verdicts] == [None] * 3
 
 

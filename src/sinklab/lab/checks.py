@@ -171,8 +171,8 @@ def check_family(checkpoint: str | Path, name: str) -> None:
 def check_figure(run: str | Path, name: str) -> None:
     """The figure is drawn of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        drawn = draw_all(open_run(run), folder, ("svg",), names=[name])
-    assert drawn.written, f"it draws nothing: {drawn.skipped}"
+        written, skipped = draw_all(open_run(run), folder, ("svg",), names=[name])
+    assert written, f"it draws nothing: {skipped}"
 
 
 def check_study(name: str) -> None:

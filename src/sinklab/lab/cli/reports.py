@@ -51,7 +51,7 @@ class Report(Command):
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
-        sinklab report runs/house runs/curve --tables csv
+        sinklab report runs/house runs/curve --no-tables
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
     """
@@ -63,8 +63,8 @@ class Report(Command):
     """
     out: Path = Path("runs/report")
     """Folder for the page and its tables."""
-    tables: tuple[str, ...] = ("parquet", "csv", "md")
-    """Formats of the tables beside the page, of parquet, csv and md; none after a bare --tables."""
+    tables: bool = True
+    """Whether tables (CSV) lie beside the page."""
     sink_rule: str | None = None
     """Definition of a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left
     out.
@@ -118,13 +118,11 @@ def _opened(folders: Iterable[Path]) -> list[Run]:
 class Figures(Command):
     """The figures of runs for a paper.
 
-    Vector graphics of its widths, each with its numbers (NAME.csv). Colour scales are shared by the
-    figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a caption with
-    the samples, seeds and settings; names of files have the models in them.
+    Vector graphics, each with its numbers (NAME.csv). Bands are 95 % intervals over samples.
 
     Try
         sinklab figures runs/plain --only sink_paths
-        sinklab figures runs/plain runs/sink --only sink_share layer_head_map --style icml
+        sinklab figures runs/plain runs/sink --only sink_share layer_head_map
         sinklab figures runs/curve --formats svg
     """
 
@@ -136,8 +134,6 @@ class Figures(Command):
     """Names of figures; all that the runs recorded enough for, when left out.
     `sinklab list figures` has them.
     """
-    style: Literal["neurips", "icml", "acl", "thesis"] = "neurips"
-    """Style of the widths of text and column, and sizes of letters."""
     formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png")
     """Formats of the files."""
     group = "watch"
@@ -152,12 +148,10 @@ class Figures(Command):
             )
         opened = _opened(self.runs)
         with working():
-            drawn = draw_all(
-                opened, self.out, self.formats, names=self.only or None, paper=self.style
-            )
-        for name, why in drawn.skipped.items():
+            written, skipped = draw_all(opened, self.out, self.formats, names=self.only or None)
+        for name, why in skipped.items():
             say(f"not drawn: {name}: {why}")
-        say(f"figures: {self.out} ({len(drawn.written)} files)")
+        say(f"figures: {self.out} ({len(written)} files)")
 
 
 @commands.register("compare")

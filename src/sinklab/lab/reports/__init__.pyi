@@ -1,13 +1,12 @@
 from .build import answers as answers
 from .build import report as report
-from .drawing import Drawn as Drawn
 from .drawing import Figure as Figure
 from .drawing import draw_all as draw_all
 from .drawing import draw_lines as draw_lines
 from .drawing import draw_map as draw_map
 from .drawing import figure as figure
 from .drawing import figures_of as figures_of
-from .drawing import lines as lines
+from .figures import lines as lines
 from .printed import Printed as Printed
 from .printed import save_figure as save_figure
 from .printed import write_csv as write_csv
@@ -18,9 +17,8 @@ from .runs import as_studies as as_studies
 from .runs import as_trainings as as_trainings
 from .runs import finished as finished
 from .samples import NotRecorded as NotRecorded
-from .samples import Reader as Reader
 from .samples import Sample as Sample
-from .samples import checked as checked
+from .study import Reader as Reader
 from .study import Study as Study
 from .tables import TABLES as TABLES
 from .tables import TRAINING_TABLES as TRAINING_TABLES

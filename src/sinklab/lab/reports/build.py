@@ -1,7 +1,6 @@
 """From run folders to report.html: what stands on the page, as data, for page.jinja."""
 
 import io
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -18,26 +17,22 @@ from markupsafe import Markup, escape
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import Answers, holm
 from sinklab.lab.analysis.answers import QUESTIONS
-from sinklab.lab.analysis.words import percent
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
-from sinklab.lab.reports.answered import contrast_of
 from sinklab.lab.reports.drawing import canvas_of, save
 from sinklab.lab.reports.figures import typical_head
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
-from sinklab.lab.reports.recorded import recorded_statistics, words_of_statistic
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.study import Study, contrast_of
 from sinklab.lab.reports.style import THEMES, asset
 from sinklab.lab.reports.tables import (
     compare,
     measures_table,
     outcome_table,
     over_seeds,
-    rules_table,
     write_tables,
 )
 from sinklab.lab.reports.training import Training
@@ -107,8 +102,7 @@ def report(
     out: str | Path = "runs/report",
     *,
     rule: Rule | str | None = None,
-    received: str = "",
-    tables: Sequence[str] = ("parquet", "csv", "md"),
+    tables: bool = True,
     megabytes: float = 3.0,
 ) -> Path:
     """Write ``report.html`` (one file that loads nothing) into the folder ``out``; returns its
@@ -124,10 +118,7 @@ def report(
         out: folder, made if it does not exist.
         rule: the definition of a sink in studies, or its text such as "excess:epsilon=5"; None for
             `sinklab.core.sinks.DEFAULT`.
-        received: the statistic that the rule reads: "received" (if empty), from all queries, or
-            "received_from_masked", if the runs recorded it: from the masked queries, which decide
-            the tokens. Steps with fewer than 8 of them count as if they had not been recorded.
-        tables: formats of the tables in the folder of this name; empty writes none.
+        tables: whether tables are written too, as CSV in the folder of this name.
         megabytes: how large the part of each study on the page may be. A larger page holds more
             samples, and more keys of every head; it states its extent.
 
@@ -139,14 +130,14 @@ def report(
         raise ValueError(
             f"megabytes says how large the part of each run may be, above 0: got {megabytes}."
         )
-    readers = as_shown(runs, rule=rule, received=received)
+    readers = as_shown(runs, rule=rule)
     # The runs are read first: damaged ones leave no folder behind.
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / "tables"):
         remove_half_written(place)
-    written = write_tables(readers, folder / "tables", tables) if tables else []
+    written = write_tables(readers, folder / "tables") if tables else []
     page = _templates().get_template("page.jinja").render(content, written=len(written))
     write_text(folder / "report.html", page.lstrip())
     return folder / "report.html"
@@ -168,31 +159,23 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     content: dict[str, Any] = dict.fromkeys(("story", "contrast", "explored", "script"), "")
     content |= {name: text.replace("{names}", names) for name, text in words(kind).items()}
-    drawn = _drawn(kind, runs)
-    cards = [
+    content |= {"status": [*map(_status, runs)], "allowed": "'none'"}
+    content["version"] = runs[0].run.info.versions.get("sinklab", "")
+    is_study = isinstance(runs[0], Study)
+    parts = _parts_of_studies(runs) if is_study else [_part("outcome", [_outcome(runs)])]
+    parts.append(_part("runs", [_what_was_run(run) for run in runs]))
+    titles = words("figures")[kind]
+    names = [*titles, *(PICTURES.values() if is_study else ())]
+    drawn = {name: svg_of(name, runs) for name in counted("drawing", names, len(names))}
+    figures = [
         Card(title, name, registered[name].words, picture=placed(drawn[name], name, title))
-        for name, title in words("figures")[kind].items()
+        for name, title in titles.items()
         if drawn[name]
     ]
-    content["parts"] = [_part("measured", cards)]
-    if isinstance(runs[0], Study):
-        content["parts"] += _parts_of_studies(runs)
+    parts.insert(0 if is_study else 1, _part("measured", figures))
+    if is_study:
         content |= _explored(runs, budget, drawn)
-    else:
-        content["parts"].insert(0, _part("outcome", [_outcome(runs)]))
-        content["allowed"] = "'none'"
-    content["parts"].append(_part("runs", [_what_was_run(run) for run in runs]))
-    content["parts"] = [part for part in content["parts"] if part["cards"]]
-    version = runs[0].run.info.versions.get("sinklab", "")
-    return content | {"status": [*map(_status, runs)], "version": version}
-
-
-def _drawn(kind: str, runs: list[Any]) -> dict[str, str]:
-    """The figures that page.toml names, and those of the answers, as SVG; empty for one that no run
-    recorded enough for.
-    """
-    names = [*words("figures")[kind], *(PICTURES.values() if kind == "study" else ())]
-    return {name: svg_of(name, runs) for name in counted("drawing", names, len(names))}
+    return content | {"parts": [part for part in parts if part["cards"]]}
 
 
 def _status(run: Any) -> str:
@@ -216,20 +199,13 @@ def _status(run: Any) -> str:
 
 def _notes(study: Study) -> list[str]:
     """How a study has to be read, where that is not plain."""
-    said, chosen = [], study.chosen_keys
-    if study.layers and (study.received != "received" or study.rule != DEFAULT):
+    said = []
+    if study.layers and study.rule != DEFAULT:
         said.append(f"The sink rule of {study.label} is {study.rule_words}.")
     if study.layers and study.reading == SO_FAR:
         said.append(
             f"Attention in {study.label} is the mean weight that all queries so far give a key; "
             "keys that fewer than max(8, S/3) of the S queries see are left out."
-        )
-    if chosen:
-        share = ""
-        if not math.isnan(chosen.share):
-            share = f"; {percent(chosen.share)} of them are sinks by the page's reading"
-        said.append(
-            f"The keys that were blocked in {study.label} were chosen by {chosen.by}{share}."
         )
     return said
 
@@ -289,23 +265,28 @@ def _parts_of_studies(studies: list[Study]) -> list[Part]:
     recorded = [study for study in studies if study.layers]
     # corrected for all that stand on the page
     verdicts = iter(holm([one for study in recorded for one in study.verdicts]))
-    numbers, tokens, rules = [], [], []
+    numbers, tokens, rules, statistics = [], [], [], []
     if len(recorded) == 2:
         frame = _spans(compare(*recorded), "95 % interval of the difference")
         numbers.append(Card("Side by side", tables=[("", frame)]))
     for study in recorded:
         judged = [next(verdicts) for _ in study.verdicts]
-        table = _spans(measures_table(study, judged))
-        numbers.append(Card(study.label, tables=[("", table)]))
-        named = rules_table(study).set_index("rule")[[*RULES]].rename(columns=RULES)
+        numbers.append(Card(study.label, tables=[("", _spans(measures_table(study, judged)))]))
+        named = study.measured.rules.set_index("rule")[[*RULES]].rename(columns=RULES)
         rules.append(Card(study.label, tables=[("", _cells(_percents(named)))]))
-        if study.has("sink_tokens"):
+        if study.measured.sink_tokens is not None:
             tokens.append(Card(study.label, tables=_token_tables(study)))
+        for name in study.measured.statistics["statistic"].unique():
+            title = f"{study.label}: {name}" if len(studies) > 1 else name
+            svg = svg_of("statistics", study, only=name)
+            place = f"statistic-{len(statistics) + 1}"
+            drawn = placed(svg, place, f"{title} by layer and step")
+            statistics.append(Card(title, place, picture=drawn))
     return [
         _part("numbers", numbers),
         _part("tokens", tokens),
         _part("rules", rules),
-        _part("statistics", _recorded_cards(recorded)),
+        _part("statistics", statistics),
         _part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
     ]
 
@@ -344,24 +325,11 @@ def _cell(value: Any) -> str:
     return number(value, 4)
 
 
-def _recorded_cards(studies: list[Study]) -> list[Card]:
-    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among
-    them.
-    """
-    cards: list[Card] = []
-    for study in studies:
-        for name in recorded_statistics(study):
-            title = f"{study.label}: {name}" if len(studies) > 1 else name
-            place = f"statistic-{len(cards) + 1}"
-            svg = svg_of("statistics", study, only=name)
-            drawn = placed(svg, place, f"{title} by layer and step")
-            cards.append(Card(title, place, words_of_statistic(name), picture=drawn))
-    return cards
-
-
 def _token_tables(study: Study) -> list[tuple[str, pd.DataFrame]]:
     tables = []
-    found = {"token": study.sink_tokens, "class": study.classes, "age": study.ages}
+    measured = study.measured
+    found: dict[str, Any] = {"token": measured.sink_tokens}
+    found |= {"class": measured.classes, "age": measured.ages}
     for name, frame in found.items():
         frame = frame.head(SHOWN_TOKENS)
         labels = frame["label"].rename(name)

@@ -7,8 +7,8 @@ the file, the page and the numbers beside them are of one computation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from itertools import cycle
 from pathlib import Path
@@ -21,16 +21,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from sinklab.core.errors import one_of
-from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.files import counted
-from sinklab.lab.records.storage import write_beside, write_text
+from sinklab.lab.records.storage import write_beside
 from sinklab.lab.registry import figures
 from sinklab.lab.reports.runs import Runs, as_shown
-from sinklab.lab.reports.samples import NotRecorded, Reader
-from sinklab.lab.reports.style import DPI, LOOK, PAPERS, themed
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.reports.style import DPI, LOOK, themed
 
 FORMATS = ("png", "svg", "pdf")
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
@@ -40,16 +39,12 @@ FLOOR = 0.5
 """lower end of a logarithmic colour scale: half an even share"""
 NEEDS = {
     "layers": "recorded attention",
-    "heldout": "the table heldout, which `sinklab curve` makes",
-    "sink_tokens": "recorded attention and the table tokens",
+    "cost": "a run of `sinklab curve` of the same model beside the trace",
     "history": "a history of losses",
     "monitor": "a sink monitor (train with --monitor-every)",
     "": "numbers for its lines",
 }
 """attribute of a reader that a figure needs -> in words"""
-SETTINGS = "new_tokens steps block_length rule schedule temperature cache edits objective variant "
-SETTINGS += "recipe lr"
-"""settings that a caption names"""
 
 
 @dataclass(eq=False)
@@ -77,39 +72,31 @@ class Figure:
     @property
     def words(self) -> str:
         """The caption: the docstring, up to what is for callers."""
-        said = re.split(r"\n\s*(?:Args|Raises):", self.__doc__ or "")[0]
-        return " ".join(said.split())
+        return " ".join(str(self.__doc__).partition("Args:")[0].split())
 
     def __call__(self, runs: Any, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the runs, or the first of several if the figure shows one."""
         return self.drawn(runs, ax, **options)[0]
 
-    def drawn(
-        self, runs: Any, ax: Axes | None = None, *, paper: str = "", **options: Any
-    ) -> tuple[Axes, pd.DataFrame]:
-        """The axes, and the numbers that they show. ``paper``: venue that gives the width."""
+    def drawn(self, runs: Any, ax: Axes | None = None, **options: Any) -> tuple[Axes, pd.DataFrame]:
+        """The axes, and the numbers that they show."""
         readers = as_shown(runs, any_kind=True)
         kinds = self.kind.split()
         if readers[0].run.info.kind not in kinds:
             as_shown(readers, kinds[0])
         able = [run for run in readers if run.has(self.needs)]
         if not able:
-            raise lacking(readers, self.needs)
-        with themed(paper):
-            width, height = self.size
-            if paper:
-                # the text, or its column for a narrow figure; the height goes with it
-                width = PAPERS[paper][int(width <= 5)]
-            axes = ax or own_axes(width, height * width / self.size[0])
+            raise lacking(readers[0].run.path, NEEDS[self.needs])
+        with themed():
+            axes = ax or own_axes(*self.size)
             numbers = self.draw(able[0] if self.alone else able, axes, **options)
             finish(axes, grow=ax is None)
         return axes, numbers
 
 
-def lacking(readers: Sequence[Reader], needs: str) -> NotRecorded:
-    """The error that no run has what a figure needs, a key of `NEEDS` or words."""
-    said = NEEDS.get(needs, needs)
-    return NotRecorded(f"This figure needs {said}, and {readers[0].run.path} has none.")
+def lacking(path: Path, needs: str) -> NotRecorded:
+    """The error that no run has what a figure needs, in words; path: of the first run."""
+    return NotRecorded(f"This figure needs {needs}, and {path} has none.")
 
 
 def figure(
@@ -145,80 +132,10 @@ def figures_of(kind: str) -> dict[str, Figure]:
     return {name: figures[name] for name in figures if kind in figures[name].kind.split()}
 
 
-def lines(
-    readers: Sequence[Reader],
-    ax: Axes,
-    x: str,
-    curves: Mapping[str, str],
-    label: str,
-    *,
-    added: Sequence[str] = (),
-    needs: str = "",
-) -> pd.DataFrame:
-    """Draw columns of the facts over layers, steps or a column of a table of the run.
-
-    Args:
-        readers: the runs; one without numbers is left out.
-        ax: where to draw.
-        x: "layer", "step", or a table of the run that has a column of that name.
-        curves: words of each curve -> its column, or an expression: ``100 * text_share``.
-        label: of the vertical axis, which begins at 0.
-        added: curves of runs with an added sink alone.
-        needs: what a run lacks that has none of these numbers, in words.
-
-    Returns:
-        Their table, with 95 % intervals over samples.
-    """
-    parts = []
-    for one in readers:
-        table, each = one.over(x), one.each(x)
-        for words, column in curves.items():
-            values = _values(table, column)
-            if np.isfinite(values).any() and (one.sink_count or words not in added):
-                low, high = intervals(_values(each, column), each.get(x), table[x])
-                about = {"run": one.label, "line": words, x: table[x]}
-                parts.append(pd.DataFrame(about | {"value": values, "low": low, "high": high}))
-    if not parts:
-        first = readers[0].over(x)
-        asked = f"{', '.join(curves.values())} (by {x} there are {', '.join(first)})"
-        if first.empty:
-            needs = "monitor" if readers[0].kind == "training" else "layers"
-        raise lacking(readers, needs or asked)
-    frame = pd.concat(parts, ignore_index=True)
-    draw_lines(ax, frame, readers, styles=dict(zip(curves, STYLES, strict=False)))
-    ax.set(xlabel=x, ylabel=label)
-    ax.set_ylim(bottom=0)
-    if x == "layer":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if x == "step":
-        mark_warm_starts(ax, readers)
-    return frame
-
-
-def _values(table: pd.DataFrame, column: str) -> np.ndarray:
-    """The numbers of a column or an expression; none where a column is missing."""
-    try:
-        return np.asarray(table.eval(column), dtype=float)
-    except pd.errors.UndefinedVariableError:
-        return np.zeros(0)
-
-
-def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
-    """Ends of the 95 % intervals over samples at each place, NaN without any.
-
-    values: one a sample and place. at: the place of each.
-    """
-    if not len(values):
-        return np.nan, np.nan
-    at = np.asarray(at)
-    low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
-    return low, high
-
-
 def draw_lines(
     ax: Axes,
     frame: pd.DataFrame,
-    readers: Sequence[Reader] = (),
+    alike: Mapping[str, str] | None = None,
     *,
     styles: Mapping[str, Any] | None = None,
     bars: bool = False,
@@ -226,10 +143,10 @@ def draw_lines(
 ) -> None:
     """Draw a table with the columns run, line, horizontal axis, value, low, high.
 
-    Runs have colours, and lines styles; of a single run, lines have colours too. Runs of
-    ``readers`` that differ in their seed alone share a colour. ``bars``: intervals are bars.
+    Runs have colours, and lines styles; of a single run, lines have colours too. ``alike``: runs
+    -> a name that those of one colour share. ``bars``: intervals are bars.
     """
-    alike = {one.label: one.repeats for one in readers}
+    alike = alike or {}
     kinds = [*dict.fromkeys(alike.get(run, run) for run in frame["run"])]
     names, several = [*dict.fromkeys(frame["line"])], frame["run"].nunique() > 1
     styles = styles or dict(zip(names, cycle(STYLES), strict=False))
@@ -260,12 +177,6 @@ def mark_place(ax: Axes, at: float, words: str) -> None:
     ax.axvline(at, **THIN)
     how: dict[str, Any] = {"va": "top", "fontsize": 7.5, "color": LOOK.muted}
     ax.text(at, 0.99, f" {words}", transform=ax.get_xaxis_transform(), **how)
-
-
-def mark_warm_starts(ax: Axes, readers: Sequence[Reader]) -> None:
-    """Mark the ends of causal warm starts."""
-    for step in sorted({run.causal_steps for run in readers} - {0}):
-        mark_place(ax, step, "diffusion from here")
 
 
 def draw_map(
@@ -347,34 +258,23 @@ def finish(ax: Axes, *, grow: bool) -> None:
         canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // columns))
 
 
-@dataclass
-class Drawn:
-    """Result of ``draw_all``."""
-
-    written: list[Path] = field(default_factory=list)
-    """files, in the order drawn"""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """name of a figure, and of the run if there are several -> reason that it was not drawn"""
-
-
 def draw_all(
     runs: Runs,
     folder: str | Path,
     formats: Iterable[str] = ("png", "svg"),
     *,
     names: Iterable[str] | None = None,
-    paper: str = "",
-) -> Drawn:
+) -> tuple[list[Path], dict[str, str]]:
     """Draw every registered figure that the runs, all of one kind, recorded enough for, into
     ``folder``, each with its numbers beside it, NAME.csv.
 
     Files are called after the figure, and after the run if it shows one of several:
-    ``sink_paths-tiny.png``. The same run gives the same files byte for byte. A figure that cannot
-    be drawn is skipped, and the reason is told. Raises ValueError for unknown formats, names or
-    papers.
+    ``sink_paths-tiny.png``. The same run gives the same files byte for byte. Raises ValueError for
+    unknown formats or names.
 
-    paper: the venue of the figures, one of `style.PAPERS`, which sets widths and sizes of letters;
-        each figure then has its caption beside it, NAME.txt, and the models in its name.
+    Returns:
+        The files, in the order drawn; and the figures that could not be drawn, by name, with the
+        reason.
     """
     readers, target = as_shown(runs, any_kind=True), Path(folder)
     known = figures_of(readers[0].run.info.kind)
@@ -383,65 +283,29 @@ def draw_all(
         as_shown(readers)
     formats = tuple(formats)
     names = tuple(known if names is None else names)
-    for there, wanted, what in (
-        (FORMATS, formats, "format of a figure"),
-        (known, names, "figure"),
-        (PAPERS, [paper] * bool(paper), "paper"),
-    ):
-        for name in wanted:
-            one_of(what, name, there)
+    for form in formats:
+        one_of("format of a figure", form, FORMATS)
+    for name in names:
+        one_of("figure", name, known)
     target.mkdir(parents=True, exist_ok=True)
-    drawn, tails = Drawn(), file_names(readers, always=bool(paper))
+    written: list[Path] = []
+    skipped: dict[str, str] = {}
     for name in counted("drawing", names, len(names)):
-        one = known[name]
-        subjects = {"".join(tails) * bool(paper): readers}
-        if one.alone:
-            subjects = {tail: [run] for tail, run in zip(tails, readers, strict=True)}
+        subjects = {"": readers}
+        if known[name].alone and len(readers) > 1:
+            subjects = {f"-{_file_name(run.label)}": [run] for run in readers}
         for tail, shown in subjects.items():
             try:
-                axes, numbers = one.drawn(shown, paper=paper)
+                axes, numbers = known[name].drawn(shown)
             except NotRecorded as error:
-                drawn.skipped[name + tail] = str(error)
-                continue
-            drawn.written += write_figure(axes, target / f"{name}{tail}", formats, numbers)
-            if paper:
-                drawn.written.append(target / f"{name}{tail}.txt")
-                write_text(drawn.written[-1], caption(one, shown, numbers) + "\n")
-    return drawn
+                skipped[name + tail] = str(error)
+            else:
+                written += write_figure(axes, target / f"{name}{tail}", formats, numbers)
+    return written, skipped
 
 
-def caption(drawn: Figure, readers: list[Any], numbers: pd.DataFrame) -> str:
-    """The caption of a figure: its content and its runs, with their samples, seeds and settings."""
-    said = [drawn.words]
-    if "low" in numbers and numbers["low"].notna().any():
-        said.append("Bands and bars are 95 % intervals over samples.")
-    for run in readers:
-        info = run.run.info
-        parts = [run.label]
-        samples = len(getattr(run, "samples", ()))
-        if samples:
-            parts.append(f"n = {samples} samples")
-        parts.append(f"seed {info.seed}")
-        for name in SETTINGS.split():
-            value = info.settings.get(name)
-            if value:
-                parts.append(f"{name.replace('_', ' ')} {value}")
-        rule = getattr(run, "rule_words", "")
-        if rule:
-            parts.append(f"sinks: {rule}")
-        said.append(f"{', '.join(parts)}, from {run.run.path.name}.")
-    return " ".join(said)
-
-
-def file_names(readers: list[Reader], *, always: bool = False) -> list[str]:
-    """Endings of the file names of each run: nothing if there is one run, but for ``always``."""
-    if len(readers) == 1 and not always:
-        return [""]
-    plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]
-    return [
-        f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}"
-        for index, name in enumerate(plain)
-    ]
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.") or "run"
 
 
 def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:

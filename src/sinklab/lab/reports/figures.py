@@ -3,27 +3,28 @@ numbers.
 """
 
 # T steps, L layers, H heads, N samples, E thresholds, Q queries, K keys (added sinks first)
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from sinklab.core.errors import one_of
+from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports.drawing import (
+    NEEDS,
+    STYLES,
     THIN,
     draw_lines,
     draw_map,
     figure,
-    intervals,
     lacking,
-    lines,
     mark_place,
-    mark_warm_starts,
 )
-from sinklab.lab.reports.recorded import recorded_statistics, statistics_table
-from sinklab.lab.reports.samples import ADDED, MASK, STATES, NotRecorded, Reader, Sample
-from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.samples import ADDED, MASK, NotRecorded, Sample
+from sinklab.lab.reports.study import Reader, Study
 from sinklab.lab.reports.style import LOOK, printable
 from sinklab.lab.reports.training import Training
 
@@ -31,11 +32,92 @@ SHARES = {"added sink": "100 * added_share", "greatest text position": "100 * te
 NORMS = "value norms (trace with the statistic value_norm)"
 RECEIVED = "received attention, × even share"
 BLOCKED = {
-    "sinks": "sinks blocked",
+    "top": "sinks blocked",
     "random": "random keys blocked",
     "equal_mass": "non-sinks of equal mass",
 }
-"""name of a control in a table of held-out losses -> its entry in a legend"""
+"""arm of a masking curve -> its entry in a legend"""
+
+
+def lines(
+    readers: Sequence[Reader],
+    ax: Axes,
+    x: str,
+    curves: Mapping[str, str],
+    label: str,
+    *,
+    added: Sequence[str] = (),
+    needs: str = "",
+) -> pd.DataFrame:
+    """Draw columns of the facts over layers, steps or a column of a table of the run.
+
+    Args:
+        readers: the runs; one without numbers is left out.
+        ax: where to draw.
+        x: "layer", "step", or a table of the run that has a column of that name.
+        curves: words of each curve -> its column, or an expression: ``100 * text_share``.
+        label: of the vertical axis, which begins at 0.
+        added: curves of runs with an added sink alone.
+        needs: what a run lacks that has none of these numbers, in words.
+
+    Returns:
+        Their table, with 95 % intervals over samples.
+    """
+    parts = []
+    for one in readers:
+        table, each = one.over(x), one.each(x)
+        for words, column in curves.items():
+            values = _values(table, column)
+            if np.isfinite(values).any() and (one.sink_count or words not in added):
+                low, high = intervals(_values(each, column), each.get(x), table[x])
+                about = {"run": one.label, "line": words, x: table[x]}
+                parts.append(pd.DataFrame(about | {"value": values, "low": low, "high": high}))
+    if not parts:
+        first = readers[0].over(x)
+        asked = f"{', '.join(curves.values())} (by {x} there are {', '.join(first)})"
+        if first.empty:
+            needs = NEEDS["monitor" if readers[0].kind == "training" else "layers"]
+        raise lacking(readers[0].run.path, needs or asked)
+    frame = pd.concat(parts, ignore_index=True)
+    draw_lines(ax, frame, alike(readers), styles=dict(zip(curves, STYLES, strict=False)))
+    ax.set(xlabel=x, ylabel=label)
+    ax.set_ylim(bottom=0)
+    if x == "layer":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if x == "step":
+        mark_warm_starts(ax, readers)
+    return frame
+
+
+def _values(table: pd.DataFrame, column: str) -> np.ndarray:
+    """The numbers of a column or an expression; none where a column is missing."""
+    try:
+        return np.asarray(table.eval(column), dtype=float)
+    except pd.errors.UndefinedVariableError:
+        return np.zeros(0)
+
+
+def intervals(values: np.ndarray, at: Any, places: Any) -> tuple[Any, Any]:
+    """Ends of the 95 % intervals over samples at each place, NaN without any.
+
+    values: one a sample and place. at: the place of each.
+    """
+    if not len(values):
+        return np.nan, np.nan
+    at = np.asarray(at)
+    low, high = np.array([mean_over(values[at == place]).interval for place in places]).T
+    return low, high
+
+
+def alike(readers: Sequence[Reader]) -> dict[str, str]:
+    """The name that runs of one colour share, by their labels."""
+    return {one.label: one.repeats for one in readers}
+
+
+def mark_warm_starts(ax: Axes, readers: Sequence[Reader]) -> None:
+    """Mark the ends of causal warm starts."""
+    for step in sorted({run.causal_steps for run in readers} - {0}):
+        mark_place(ax, step, "diffusion from here")
 
 
 @figure("sink_share", kind="study training")
@@ -47,19 +129,6 @@ def sink_share(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     samples, or, of a training run, over mask ratios at its last measurement.
     """
     return lines(runs, ax, "layer", SHARES, "share of attention, %", added=["added sink"])
-
-
-@figure("sink_share_by_state")
-def sink_share_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
-    """Share of attention that masked, committed and prompt queries give to the key that they attend
-    to most, per layer.
-
-    Mean weight over heads, recorded steps and samples. Each state has a key of its own, which few
-    queries make stronger by chance. Statements without a state are about all queries.
-    """
-    curves = {f"{state} queries": f"100 * share_{state}" for state in STATES}
-    needs = "main sinks by state (trace a diffusion model with the statistic main_by_state)"
-    return lines(runs, ax, "layer", curves, "share of attention, %", needs=needs)
 
 
 @figure("sinks_per_layer")
@@ -85,7 +154,8 @@ def mobility_by_layer(runs: list[Reader], ax: Axes) -> pd.DataFrame:
 
 @figure("value_norms", kind="study training")
 def value_norms(runs: list[Reader], ax: Axes) -> pd.DataFrame:
-    """Mean length (L2 norm) of value vectors per layer, over heads (sink-token paper, Fig. 3a, 3c).
+    """Mean length (L2 norm) of value vectors per layer, over heads (sink-token paper, Fig. 1 and
+    3).
 
     Added sink, visible text that is a sink (counted once for each head that has a sink there),
     other visible text in the same state, committed or prompt, and masks, which stand apart: they
@@ -97,43 +167,28 @@ def value_norms(runs: list[Reader], ax: Axes) -> pd.DataFrame:
     return lines(runs, ax, "layer", curves, label, added=["added sink"], needs=NORMS)
 
 
-@figure("value_norms_by_state")
-def value_norms_by_state(runs: list[Reader], ax: Axes) -> pd.DataFrame:
-    """Length of value vectors of sinks over that of other positions in the same state, by layer and
-    state.
-
-    Norms of layers differ tenfold and masks differ from text in everything, so that each is
-    compared with its own kind: below 1 a sink carries less than its like (sink-token paper, Fig. 1
-    and 3a).
-    """
-    ax.axhline(1, **THIN)
-    curves = {state: f"sink_norm_{state} / rest_norm_{state}" for state in STATES}
-    return lines(runs, ax, "layer", curves, "norm of sinks / of others", needs=NORMS)
-
-
-@figure("heldout_loss", needs="heldout")
+@figure("heldout_loss", needs="cost")
 def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """Change of held-out loss when the K columns that receive most are blocked for every query of a
-    head, and when as many random ones are.
+    head, and when others are.
 
     The analysis paper's Table 1 in terms of loss. Same text and noise throughout; bars are 95 %
     intervals of the paired differences over rows of text.
     """
     parts = []
     for one in runs:
-        heldout: Any = one.heldout
-        table = heldout.astype({"k": int}).sort_values("k")
-        for control in heldout["control"].unique():
-            rows = table[table["control"].isin(["none", control])]
-            about = {"run": one.label, "line": BLOCKED.get(control, f"{control} keys blocked")}
-            about |= {"keys blocked": rows["k"], "value": rows["delta"]}
-            about |= {"low": rows["delta_low"], "high": rows["delta_high"]}
-            if control != "none":
+        cost: Any = one.cost
+        for control, words in BLOCKED.items():
+            rows = cost[cost["control"].isin(["none", control])].sort_values("k")
+            about = {"run": one.label, "line": words, "keys blocked": rows["k"]}
+            about |= {"value": rows["mean"], "low": rows["low"], "high": rows["high"]}
+            if control in cost["control"].to_numpy():
                 parts.append(pd.DataFrame(about))
     frame = pd.concat(parts, ignore_index=True)
     # the numbers of keys stand at even distances
     ks = sorted(frame["keys blocked"].unique())
-    draw_lines(ax, frame.replace({"keys blocked": {k: ks.index(k) for k in ks}}), runs, bars=True)
+    places = frame["keys blocked"].map(ks.index)
+    draw_lines(ax, frame.assign(**{"keys blocked": places}), alike(runs), bars=True)
     ax.axhline(0, **THIN)
     ax.set_xticks(range(len(ks)), map(str, ks))
     ax.set(xlabel="keys blocked per layer and head", ylabel="change of loss, nats per token")
@@ -176,12 +231,13 @@ def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
     """
     parts = []
     for one in runs:
-        curve, each_NE = one.curve, 100 * one.measured.filtered_NE
-        low, high = intervals(each_NE.ravel(), np.tile(curve.epsilon, len(each_NE)), curve.epsilon)
-        about = {"run": one.label, "line": "", "ε": curve.epsilon, "value": 100 * curve.filtered}
+        curve, each_NE = one.measured.curve, 100 * one.measured.filtered_NE
+        at = curve["epsilon"]
+        low, high = intervals(each_NE.ravel(), np.tile(at, len(each_NE)), at)
+        about = {"run": one.label, "line": "", "ε": at, "value": 100 * curve["filtered"]}
         parts.append(pd.DataFrame(about | {"low": low, "high": high}))
     frame = pd.concat(parts, ignore_index=True)
-    draw_lines(ax, frame, runs)
+    draw_lines(ax, frame, alike(runs))
     ax.axhline(96, **THIN)
     mark_place(ax, 3, "ε = 3")
     ax.set(xlabel="ε", ylabel="tokens that are no sinks, %")
@@ -189,7 +245,7 @@ def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
     return frame
 
 
-@figure("sink_tokens", needs="sink_tokens", alone=True, size=(4.6, 3.3))
+@figure("sink_tokens", needs="layers", alone=True, size=(4.6, 3.3))
 def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     """The tokens that are sinks most often (analysis paper, Table 2), with the frequency that
     occupancy alone would give.
@@ -197,7 +253,9 @@ def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
-    found = run.sink_tokens.query("events > 0").head(count)
+    if run.measured.sink_tokens is None:
+        raise lacking(run.run.path, "the table tokens")
+    found = run.measured.sink_tokens.query("events > 0").head(count)
     colours = {ADDED: LOOK.added, MASK: LOOK.states["masked"]}
     shown = [name if name in colours else printable(name) for name in found["label"]]
     rows, percent = range(len(found)), 100 * found[["frequency", "occupancy"]]
@@ -273,8 +331,7 @@ def attention_map(
         sample: number of the sample.
     """
     watched = recorded_sample(run, sample)
-    name = watched.map_name(step, layer, head)
-    weight_QK = watched.map(*name)
+    name, weight_QK = watched.map(step, layer, head)
     queries = pd.RangeIndex(len(weight_QK), name="query")
     keys = pd.RangeIndex(-watched.added, weight_QK.shape[1] - watched.added, name="key position")
     ax.set_title("step {}, layer {}, head {}".format(*name))
@@ -345,11 +402,12 @@ def statistics(run: Study, ax: Axes, *, only: str | None = None) -> pd.DataFrame
         ax: where to draw.
         only: its name; the first when left out.
     """
-    names = [name for name in recorded_statistics(run) if only in (None, name)]
+    rows = run.measured.statistics
+    names = [name for name in rows["statistic"].unique() if only in (None, name)]
     if not names:
         needs = "a statistic without a figure of its own (key_norm, row_entropy, one of a plug-in)"
-        raise lacking([run], needs)
-    rows = statistics_table(run).query("statistic == @names[0]")
+        raise lacking(run.run.path, needs)
+    rows = rows[rows["statistic"] == names[0]]
     ax.set_title(names[0])
     return draw_map(ax, rows.pivot(index="layer", columns="step", values="mean"), "mean")
 
@@ -367,7 +425,7 @@ def training_loss(runs: list[Training], ax: Axes) -> pd.DataFrame:
             about = {"run": one.label, "line": words, "step": rows["step"], "value": rows[name]}
             parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))
     frame = pd.concat(parts, ignore_index=True)
-    draw_lines(ax, frame, runs, styles={"held-out text": "-", "training batches": ":"})
+    draw_lines(ax, frame, alike(runs), styles={"held-out text": "-", "training batches": ":"})
     # the first losses do not set the scale
     late = frame.loc[frame["step"] > 0.05 * frame["step"].max(), "value"]
     if len(late):

@@ -1,10 +1,9 @@
 """Numbers of a study: the facts of its samples, pooled into small tables."""
 
-# N samples, T steps, L layers, H heads, E thresholds, S positions, G states of queries
-import math
+# N samples, T steps, L layers, H heads, E thresholds, S positions, G states of positions
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import Any
@@ -15,162 +14,58 @@ import pandas as pd
 from sinklab.core.sinks import STATES, Rule
 from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over
 from sinklab.lab.analysis.counts import ratio
-from sinklab.lab.analysis.facts import (
-    COUNTED,
-    COUNTS,
-    EDGES,
-    EPSILONS,
-    HEADS,
-    MOTION,
-    NORMS,
-    SUMMED,
-    rules_beside,
-)
+from sinklab.lab.analysis.facts import COUNTS, EDGES, EPSILONS, HEADS, MOTION, WIDE, rules_beside
 from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion_word, summarised
 from sinklab.lab.analysis.rules import threshold
 from sinklab.lab.analysis.tokens import enriched, tallied
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.reports.samples import ADDED, FIRST, OTHER, Sample, rule_name
 
-
-@dataclass(frozen=True)
-class EpsilonCurve:
-    """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10)."""
-
-    sinks_LE: np.ndarray
-    """(layer, E) number of (step, head, key) that are sinks"""
-    places_L: np.ndarray
-    """(layer,) number of (step, head, key) there are"""
-    epsilon = EPSILONS
-    """(E,) thresholds, rising"""
-
-    @property
-    def filtered(self) -> np.ndarray:
-        """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was
-        counted.
-        """
-        return np.asarray(1 - ratio(self.sinks_LE.sum(0), self.places_L.sum()))
-
-    @property
-    def filtered_by_layer(self) -> np.ndarray:
-        """(layer, E) the same in each layer."""
-        return np.asarray(1 - ratio(self.sinks_LE, self.places_L[:, None]))
-
-    def at(self, epsilon: float = 3.0) -> float:
-        """Filtered share at one of the thresholds."""
-        return float(self.filtered[np.isclose(self.epsilon, epsilon)][0])
+THREE = EPSILONS.tolist().index(3.0)
+"""place of the published threshold among those of the curve"""
+STATISTIC = "mean "
+"""begins the names of facts that are means of other statistics"""
 
 
-@dataclass(frozen=True)
-class RuleRow:
-    """The keys that one rule flags, over all samples."""
-
-    name: str
-    per_head: float
-    """mean number of sinks per head and step"""
-    rate: float
-    """share of heads that have a sink anywhere"""
-    absorb: float
-    """share of all attention that lands on the sinks"""
-    agreement: float
-    """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any"""
-    filtered: float
-    """share of keys that are no sinks"""
-
-
-def _rule_row(name: str, counts: np.ndarray) -> RuleRow:
-    of = dict(zip(COUNTS, counts.tolist(), strict=True))
-    return RuleRow(
-        name,
-        float(ratio(of["sinks"], of["heads"])),
-        float(ratio(of["with_sink"], of["heads"])),
-        float(ratio(of["absorbed"], of["received"])),
-        float(ratio(of["both"], of["either"])),
-        1 - float(ratio(of["sinks"], of["keys"])),
-    )
-
-
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """The numbers of a study that need attention. None, or empty, if no sample recorded what a
-    number needs.
+    """The numbers of a study that need attention, over all its samples; tables are empty, and
+    others None, if no sample recorded what they need.
     """
 
-    def __init__(
-        self, found: list[dict[str, Any]], layers: Sequence[int], heads: Sequence[int], rule: Rule
-    ) -> None:
-        """found: `found_of` some samples."""
-        self._found, self._layers, self._heads = found, np.asarray(layers, dtype=int), heads
-        self._rule = rule
-        self._facts = [one["facts"] for one in found]
-        names = Counter(name for facts in self._facts for name in facts)
-        self._sums = {name: self._sum(name) for name in names if name in ADD_UP}
-        self.curve: EpsilonCurve | None = None
-        self.rules: list[RuleRow] = []
-        self.motion: MotionSummary | None = None
-        """of the main sinks of all heads and samples together"""
-        if found:
-            self.curve = EpsilonCurve(self._sums["curve"], self._sums["places"])
-            texts = (name or rule_name(rule) for name in rules_beside(rule))
-            self.rules = [
-                _rule_row(name, row) for name, row in zip(texts, self._sums["rules"], strict=True)
-            ]
-            self.motion = MotionSummary.pooled(one["motion"] for one in found)
-        self.explained: Explained | None = self._added("explained")
-        """how much of received attention the class and the position of tokens explain"""
-        self.text_motion: MotionSummary | None = None
-        """motion among text positions alone; None without added sinks"""
-        if "text_heads" in names:
-            self.text_motion = MotionSummary.pooled(
-                summarised(dict(zip(MOTION, one["text_heads"], strict=True))) for one in self._facts
-            )
-        self.motions = _joined([one["motions"] for one in found])
-        """how the main sink of every head of each sample moves"""
-        self.strongest_keys: list[dict[str, Any]] = [one["strongest_keys"] for one in found]
-        """facts about the strongest keys of the heads of each sample, by name as in `Existence`;
-        ``holders``: how often each token is one
-        """
-        self.events_NS = pd.DataFrame([one["events_S"] for one in found]).to_numpy(float)
-        """sinks of a sample by text position; NaN beyond its length"""
-        self.norm_ratio_N = np.array([one["norm_ratio"] for one in found], dtype=float)
-        """of each sample: sink_norm / rest_norm, mean over layers (`by_layer`)"""
-        self.norm_ratio: Estimate = mean_over(self.norm_ratio_N)
-        """the same over samples"""
-        curves = [EpsilonCurve(one["curve"], one["places"]) for one in self._facts]
-        self.filtered_NE = np.array([curve.filtered for curve in curves])
-        """share of a sample's tokens that each threshold leaves out"""
-        self.filtered_N = [curve.at(3.0) for curve in curves]
-        """that of epsilon = 3"""
-        thresholds = [one["threshold_T"] for one in found]
-        self.threshold = float(np.median(np.concatenate(thresholds))) if found else math.nan
-        """received attention that makes a sink, median over steps; NaN for a rule that is no such
-        bound
-        """
-        shared_NLL = np.array([facts["overlap"] for facts in self._facts])
-        self.overlap_by_layer_LL = ratio(
-            np.nansum(shared_NLL, axis=0), (~np.isnan(shared_NLL)).sum(0)
-        )
-        """mean overlap of the sinks of two layers"""
-
-    def _sum(self, name: str) -> np.ndarray:
-        return np.sum([facts[name] for facts in self._facts if name in facts], axis=0)
-
-    def _added(self, name: str) -> Any:
-        parts = [one[name] for one in self._found if name in one]
-        return reduce(add, parts) if parts else None
+    found: list[dict[str, Any]]
+    """`found_of` each sample"""
+    layers: Sequence[int]
+    heads: Sequence[int]
+    rule: Rule
 
     def of(self, places: Iterable[int]) -> "Measured":
         """The same numbers of some of the samples alone, by their places among all."""
-        some = [self._found[place] for place in places]
-        return Measured(some, self._layers.tolist(), self._heads, self._rule)
+        return replace(self, found=[self.found[place] for place in places])
+
+    def over(self, axis: str) -> pd.DataFrame:
+        """`by_layer` or `by_step`."""
+        return self.by_layer if axis == "layer" else self.by_step
 
     @cached_property
     def each(self) -> dict[str, pd.DataFrame]:
         """`by_layer` and `by_step` of each sample, and its number."""
-        apart = [self.of([place]) for place in range(len(self._found))]
+        apart = [self.of([place]) for place in range(len(self.found))]
         return {
-            "layer": _joined([one.by_layer.assign(sample=n) for n, one in enumerate(apart)]),
-            "step": _joined([one.by_step.assign(sample=n) for n, one in enumerate(apart)]),
+            axis: _joined([one.over(axis).assign(sample=n) for n, one in enumerate(apart)])
+            for axis in ("layer", "step")
         }
+
+    def _all(self, name: str) -> list[Any]:
+        return [one[name] for one in self.found if name in one]
+
+    def _sum(self, name: str) -> Any:
+        return np.sum(self._all(name), axis=0)
+
+    def _mean(self, name: str) -> Any:
+        """Means by layer; NaN if nothing was added up."""
+        parts = self._all(name)
+        return ratio(*np.sum(parts, axis=0)) if parts else np.nan
 
     @cached_property
     def by_layer(self) -> pd.DataFrame:
@@ -180,9 +75,14 @@ class Measured:
         added_share: mean attention weight on the added sink columns together; NaN without any
         text_share: mean attention weight on the one text position that receives most, per head and
             step
-        share_masked, share_committed, share_prompt: mean weight that queries in this state give to
-            the key that they attend to most; NaN without such queries, or if states are not known
         absorbed: mean share of the attention that all sinks of a head receive together
+        sinks: mean number of sinks of a head at a step
+        events: number of (sample, step, head, key) that are sinks
+        added_events: number of these that are added sink columns
+        mains: number of (sample, step, head) that exist
+        added_mains: number of these with an added sink as the strongest key
+        main_share: mean attention weight on the strongest key
+        mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
             value_norm
         text_norm, mask_norm: mean length over visible text, committed or prompt, and over masks
@@ -190,132 +90,197 @@ class Measured:
             once; NaN without any
         rest_norm: mean length over visible text at which a head has none, committed and prompt
             weighted as among the sinks
-        sink_norm_masked, sink_norm_committed, sink_norm_prompt, rest_norm_masked, …: mean length in
-            one state; NaN if the tokens of positions are not known
-        added_key_norm, sink_key_norm, rest_key_norm, …: mean length of key vectors, from key_norm
-        received_masked, received_committed, received_prompt: received attention of a text position
-            in this state, mean over heads, as a multiple of an even share
-        events: number of (sample, step, head, key) that are sinks
-        added_events: number of these that are added sink columns
-        sinks: mean number of sinks of a head at a step
-        score: mean score of a sink, as a multiple of an even share; NaN without any
-        mains: number of (sample, step, head) that exist
-        added_mains: number of these with an added sink as the strongest key
-        moves: changes of the strongest key from one recorded step to the next, added sinks included
-        text_moves: changes among text positions alone
-        transitions: pairs of successive recorded steps: the most that either can be
-        main_share: mean attention weight on the strongest key
-        distinct_sinks: mean number of keys that are a sink of at least one head
-        mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
-        overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
         """
-        if not self._found:
+        if not self.found:
             return pd.DataFrame()
-        sums, layers = self._sums, len(self._layers)
-        table: dict[str, Any] = {"layer": self._layers}
-        table |= {f"share_{state}": self._mean(f"sum_share_{state}") for state in STATES}
-        table |= {name: self._mean(f"sum_{name}") for name in ("added_share", "text_share")}
-        table["absorbed"] = self._mean("sum_absorbed")
-        table |= {f"added_{norm}": self._mean(f"added_{norm}") for norm in NORMS.values()}
-        counts = {name: sums[name].astype(int) for name in COUNTED}
-        table |= {name: counts[name] for name in COUNTED[:2]}
-        table |= {name: self._mean(f"sum_{name}") for name in ("sinks", "score")}
-        table |= {name: counts[name] for name in COUNTED[2:]}
-        table |= {f"received_{state}": self._mean(f"received_{state}") for state in STATES}
-        for norm in NORMS.values():
-            table |= _compared(sums, norm, layers)
+        table: dict[str, Any] = {"layer": self.layers}
+        table |= {name: self._mean(f"sum_{name}") for name in SHARES}
+        table |= {name: self._sum(name).astype(int) for name in COUNTED}
         table["main_share"] = self.main_share_LH.mean(1)
-        table["distinct_sinks"] = ratio(sums["sink_keys"], sums["steps"])
-        mobility, strength = (
-            self.motions["mobility"].to_numpy(),
-            self.motions["strength"].to_numpy(),
-        )
-        here_LM = (self.motions["layer"].to_numpy() == self._layers[:, None]) & ~np.isnan(mobility)
-        table["mobility"] = ratio(
-            here_LM @ (strength * np.nan_to_num(mobility)), here_LM @ strength
-        )
-        table["overlap_between_heads"] = self._mean("sum_alike")
-        table["overlap_with_next_layer"] = np.append(
-            np.diagonal(self.overlap_by_layer_LL, 1), np.nan
-        )
-        return pd.DataFrame(table)
-
-    def _mean(self, name: str) -> Any:
-        """Means by layer; NaN if nothing was added up."""
-        return ratio(*self._sums[name]) if name in self._sums else math.nan
-
-    @cached_property
-    def main_share_LH(self) -> np.ndarray:
-        """Mean attention weight on the greatest key."""
-        return np.asarray(self._sums["share_LH"] / np.maximum(self._sums["steps"], 1)[:, None])
-
-    @property
-    def strongest(self) -> tuple[int, int]:
-        """Indices of the layer and head whose strongest key has the largest share."""
-        layer, head = np.unravel_index(
-            int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape
-        )
-        return int(layer), int(head)
-
-    @property
-    def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Borders of the bins of received attention, and the share of tokens in each; those beyond
-        in the outermost.
-        """
-        cells = self._sums["cells"]
-        counts = cells[1:-1].copy()
-        counts[0] += cells[0]
-        counts[-1] += cells[-1]
-        return EDGES, counts / max(counts.sum(), 1)
+        table["added_norm"] = self._mean("added_norm")
+        norms = {name: self._sum(name) for name in ("sink_norm", "rest_norm") if self._all(name)}
+        table |= _norms(norms, len(self.layers))
+        known = self.motions.dropna(subset="mobility").set_index("layer")
+        held = known["strength"].groupby("layer").sum()
+        moved = (known["strength"] * known["mobility"]).groupby("layer").sum()
+        return pd.DataFrame(table).join((moved / held).rename("mobility"), on="layer")
 
     @cached_property
     def by_step(self) -> pd.DataFrame:
         """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step,
         by ``step``.
         """
-        parts = [
-            pd.DataFrame(facts["sum_stays"][:, 1:].T, facts["step_number"][:-1])
-            for facts in self._facts
-        ]
-        if not parts:
+        if not self.found:
             return pd.DataFrame({"step": [], "overlap": []})
+        parts = [
+            pd.DataFrame(one["sum_stays"][:, 1:].T, one["step_number"][:-1]) for one in self.found
+        ]
         sums = pd.concat(parts).groupby(level=0).sum()
         return pd.DataFrame({"step": sums.index, "overlap": ratio(*sums.to_numpy().T)})
 
     @cached_property
-    def statistics(self) -> pd.DataFrame:
-        """Means of the other statistics of each sample by layer and step, a row each."""
-        parts = []
-        for facts in self._facts:
-            layer_TL, step_TL = np.meshgrid(self._layers, facts["step_number"])
-            for name in facts:
-                if name.startswith("mean "):
-                    rows = {"layer": layer_TL, "step": step_TL, "mean": facts[name]}
-                    rows = {column: values.ravel() for column, values in rows.items()}
-                    parts.append(pd.DataFrame({"statistic": name[len("mean ") :]} | rows))
-        return _joined(parts)
+    def main_share_LH(self) -> np.ndarray:
+        """Mean attention weight on the greatest key."""
+        return np.asarray(self._sum("share_LH") / np.maximum(self._sum("steps"), 1)[:, None])
 
-    def enriched(self, labels: str) -> pd.DataFrame | None:
-        """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
-        tables = [one[labels] for one in self._found if labels in one]
+    @property
+    def strongest(self) -> tuple[int, int]:
+        """Indices of the layer and head whose strongest key has the largest share."""
+        shares_LH = np.nan_to_num(self.main_share_LH)
+        layer, head = np.unravel_index(int(shares_LH.argmax()), shares_LH.shape)
+        return int(layer), int(head)
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10): epsilon,
+        filtered, and of each layer.
+        """
+        if not self.found:
+            return pd.DataFrame()
+        sinks_LE, places_L = self._sum("curve"), self._sum("places")
+        by_layer = 1 - ratio(sinks_LE, places_L[:, None])
+        columns = {"epsilon": EPSILONS, "filtered": 1 - ratio(sinks_LE.sum(0), places_L.sum())}
+        columns |= {f"layer_{n}": row for n, row in zip(self.layers, by_layer, strict=True)}
+        return pd.DataFrame(columns)
+
+    @cached_property
+    def filtered_NE(self) -> np.ndarray:
+        """Share of a sample's tokens that are no sinks at each threshold."""
+        return np.array([1 - ratio(one["curve"].sum(0), one["places"].sum()) for one in self.found])
+
+    @property
+    def filtered_N(self) -> np.ndarray:
+        """That of epsilon = 3."""
+        return self.filtered_NE[:, THREE]
+
+    @cached_property
+    def rules(self) -> pd.DataFrame:
+        """Sink rules side by side, that of the study first: the sinks of each, and its agreement
+        with the first (Jaccard overlap; NaN when neither flags any).
+        """
+        if not self.found:
+            return pd.DataFrame()
+        count = dict(zip(COUNTS, self._sum("rules").T, strict=True))
+        names = [name or rule_name(self.rule) for name in rules_beside(self.rule)]
+        shares = {"sinks_per_head": ("sinks", "heads"), "heads_with_sink": ("with_sink", "heads")}
+        shares |= {"filtered": ("sinks", "keys"), "absorbed": ("absorbed", "received")}
+        shares |= {"agreement": ("both", "either")}
+        table = {name: ratio(count[one], count[of]) for name, (one, of) in shares.items()}
+        return pd.DataFrame({"rule": names} | table | {"filtered": 1 - table["filtered"]})
+
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Borders of the bins of received attention, and the share of tokens in each; those beyond
+        in the outermost.
+        """
+        cells = self._sum("cells")
+        counts = cells[1:-1].copy()
+        counts[0] += cells[0]
+        counts[-1] += cells[-1]
+        return EDGES, counts / max(counts.sum(), 1)
+
+    @property
+    def threshold(self) -> float:
+        """Received attention that makes a sink, median over steps; NaN for a rule that is no such
+        bound.
+        """
+        return float(np.median(np.concatenate(self._all("threshold_T"))))
+
+    @cached_property
+    def motion(self) -> MotionSummary | None:
+        """How the main sinks move, all heads and samples together."""
+        return MotionSummary.pooled(self._all("motion")) if self.found else None
+
+    @cached_property
+    def text_motion(self) -> MotionSummary | None:
+        """Motion among text positions alone; None without added sinks."""
+        parts = [summarised(dict(zip(MOTION, one, strict=True))) for one in self._all("text_heads")]
+        return MotionSummary.pooled(parts) if parts else None
+
+    @cached_property
+    def motions(self) -> pd.DataFrame:
+        """How the main sink of every head of each sample moves."""
+        return _joined(self._all("motions"))
+
+    @cached_property
+    def explained(self) -> Explained | None:
+        """How much of received attention the class and the position of tokens explain; None without
+        tokens.
+        """
+        parts = self._all("explained")
+        return reduce(add, parts) if parts else None
+
+    @property
+    def strongest_keys(self) -> pd.DataFrame:
+        """Facts about the strongest keys of the heads, a row a sample, by name as in `Existence`;
+        ``holders``: how often each token is one.
+        """
+        return pd.DataFrame(self._all("strongest_keys"))
+
+    @property
+    def events_NS(self) -> np.ndarray:
+        """Sinks of a sample by text position; NaN beyond its length."""
+        return pd.DataFrame(self._all("events_S")).to_numpy(float)
+
+    @property
+    def norm_ratio(self) -> Estimate:
+        """Over samples: sink_norm / rest_norm, mean over layers (`by_layer`)."""
+        return mean_over(np.array(self._all("norm_ratio"), dtype=float))
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """Other recorded statistics, those of plug-ins included: a row per statistic, layer and
+        step with the mean over samples and all its other axes, and the ``samples`` that had a
+        number there.
+        """
+        parts = []
+        for one in self.found:
+            layer_TL, step_TL = np.meshgrid(self.layers, one["step_number"])
+            for name in one:
+                if name.startswith(STATISTIC):
+                    rows = {"layer": layer_TL, "step": step_TL, "mean": one[name]}
+                    rows = {column: values.ravel() for column, values in rows.items()}
+                    parts.append(pd.DataFrame({"statistic": name[len(STATISTIC) :]} | rows))
+        if not parts:
+            return pd.DataFrame(columns=["statistic"])
+        groups = pd.concat(parts).groupby(["statistic", "layer", "step"])["mean"]
+        return groups.agg(mean="mean", samples="count").reset_index()
+
+    @cached_property
+    def sink_tokens(self) -> pd.DataFrame | None:
+        """The `enrichment` of tokens among the sinks under the rule, over all layers, heads, steps
+        and samples; None without tokens.
+        """
+        return self._enriched("text")
+
+    @cached_property
+    def classes(self) -> pd.DataFrame | None:
+        """Enrichment of classes of tokens among the sinks."""
+        return self._enriched("class")
+
+    @cached_property
+    def ages(self) -> pd.DataFrame | None:
+        """States of the positions of sinks: masked, just committed, committed, prompt."""
+        return self._enriched("age")
+
+    def _enriched(self, labels: str) -> pd.DataFrame | None:
+        tables = self._all(labels)
         return enriched(tables) if tables else None
 
 
-ADD_UP = {*COUNTED, *(f"sum_{name}" for name in SUMMED), *(f"received_{one}" for one in STATES)}
-ADD_UP |= {f"{kind}_{norm}" for kind in ("added", "sink", "rest") for norm in NORMS.values()}
-ADD_UP |= {"share_LH", "steps", "sink_keys", "curve", "places", "cells", "rules"}
-"""facts of samples whose sum is that of all samples"""
+SHARES = ("added_share", "text_share", "absorbed", "sinks")
+COUNTED = ("events", "added_events", "mains", "added_mains")
 
 
 def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
-    """The facts of one sample, and what its tokens make of them."""
-    facts, added, positions_T = sample.facts, sample.added, sample.positions_T
-    norms = _compared(facts, "norm", len(layers))
-    found: dict[str, Any] = {
-        "facts": facts,
+    """The facts of one sample that are pooled, and what its tokens make of them."""
+    positions_T = sample.positions_T
+    found = {name: one for name, one in sample.facts.items() if name not in ("main", *WIDE)}
+    norms = _norms(found, len(layers))
+    found |= {
         "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),
         "threshold_T": np.full(len(positions_T), threshold(sample.rule, positions_T), dtype=float),
-        "events_S": pd.Series(facts["events_TK"][:, added:].sum(0)),
+        "events_S": pd.Series(found["events_TK"][:, sample.added :].sum(0)),
         "strongest_keys": _strongest_keys(sample),
     }
     return found | _motion(sample, layers, heads) | _tokens(sample)
@@ -349,57 +314,52 @@ def _holders(sample: Sample) -> Counter[str]:
     return Counter(held.astype(int).to_dict())
 
 
-def _compared(sums: Mapping[str, np.ndarray], suffix: str, layers: int) -> dict[str, np.ndarray]:
-    """Mean norms by layer: of sinks and of the rest in each state, and of visible text, state for
-    state.
+def _norms(sums: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
+    """Mean value norms by layer: of masks, of visible text, and of its sinks and the rest, which
+    are compared state for state.
     """
     nothing = np.zeros((2, len(STATES), layers))
-    kinds_2GL = {kind: sums.get(f"{kind}_{suffix}", nothing) for kind in ("sink", "rest")}
-    means_GL = {kind: ratio(*sums_2GL) for kind, sums_2GL in kinds_2GL.items()}
-    found = {
-        f"{kind}_{suffix}_{state}": mean_L
-        for kind, mean_GL in means_GL.items()
-        for state, mean_L in zip(STATES, mean_GL, strict=True)
-    }
-    all_2GL = kinds_2GL["sink"] + kinds_2GL["rest"]
-    found[f"text_{suffix}"] = ratio(*all_2GL[:, 1:].sum(1))
-    found[f"mask_{suffix}"] = ratio(*all_2GL[:, 0])
-    # positions of the same state are compared: the rest of each is weighted as its sinks are
-    sinks_GL, rest_GL = kinds_2GL["sink"][1, 1:], kinds_2GL["rest"][1, 1:]
+    sink_2GL, rest_2GL = (sums.get(name, nothing) for name in ("sink_norm", "rest_norm"))
+    all_2GL = sink_2GL + rest_2GL
+    found = {"text_norm": ratio(*all_2GL[:, 1:].sum(1)), "mask_norm": ratio(*all_2GL[:, 0])}
+    # the rest of each state of visible text is weighted as its sinks are
+    sinks_GL, rest_GL = sink_2GL[1, 1:], rest_2GL[1, 1:]
     both_GL = np.where(rest_GL > 0, sinks_GL, 0)
     alike_GL = np.where(both_GL.any(0), both_GL, rest_GL)
-    for kind, weight_GL in (("sink", both_GL), ("rest", alike_GL)):
-        total_L = (np.nan_to_num(means_GL[kind][1:]) * weight_GL).sum(0)
-        found[f"{kind}_{suffix}"] = ratio(total_L, weight_GL.sum(0))
+    for name, of_2GL, weight_GL in (
+        ("sink_norm", sink_2GL, both_GL),
+        ("rest_norm", rest_2GL, alike_GL),
+    ):
+        total_L = (np.nan_to_num(ratio(*of_2GL[:, 1:])) * weight_GL).sum(0)
+        found[name] = ratio(total_L, weight_GL.sum(0))
     return found
 
 
 def _motion(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
     layer_LH, head_LH = np.meshgrid(layers, heads, indexing="ij")
-    columns: dict[str, Any] = {
-        "sample": sample.index,
-        "layer": layer_LH.ravel(),
-        "head": head_LH.ravel(),
-    }
     of = dict(zip(HEADS, sample.facts["heads"], strict=True))
-    columns |= {name: of[name].ravel() for name in MOTION}
-    for name in ("steps", "moves", "transitions", "jumps"):
-        columns[name] = columns[name].astype(int)
     mobility, strong = of["stable_mobility"], np.nan_to_num(of["weight"]) > STRONG
-    columns["mobility"] = mobility.ravel()
-    columns["word"] = [motion_word(value) for value in columns["mobility"]]
-    columns |= {"weight": of["weight"].ravel(), "strong": strong.ravel()}
-    columns["first"] = of["first"].ravel()
+    columns: dict[str, Any] = {"layer": layer_LH, "head": head_LH}
+    columns |= {name: of[name] for name in MOTION}
+    columns |= {name: of[name].astype(int) for name in WHOLE}
+    columns |= {"mobility": mobility, "word": np.vectorize(motion_word)(mobility)}
+    columns |= {"weight": of["weight"], "strong": strong, "first": of["first"]}
     overall = summarised({name: of[name] for name in MOTION})
     if sample.reading == SO_FAR:
         # a column sum keeps its old rows: a key may stay strongest by construction; a head counts
         # that has a strong key, be it another in every window of queries
         counted = strong | (np.nan_to_num(of["window_weight"]) > STRONG)
         overall = overall.of_heads(mobility, counted)
-        columns["so_far_mobility"] = of["mobility"].ravel()
+        columns["so_far_mobility"] = of["mobility"]
         if "mean last_row_main" in sample.facts:
-            columns["last_row_mobility"] = of["last_row_mobility"].ravel()
-    return {"motion": overall, "motions": pd.DataFrame(columns)}
+            columns["last_row_mobility"] = of["last_row_mobility"]
+    table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+    table.insert(0, "sample", sample.index)
+    return {"motion": overall, "motions": table}
+
+
+WHOLE = ("steps", "moves", "transitions", "jumps")
+"""columns of `Measured.motions` that are whole numbers"""
 
 
 def _tokens(sample: Sample) -> dict[str, Any]:

@@ -92,6 +92,7 @@ BUDGET = 2_800_000
 """characters that the arrays of one run may take"""
 LOW = -6.0
 """the scale of received attention begins at 2**-6 = 0.016 of an even share"""
+NORM_LEVELS = 126
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
 MOST_HIDDEN = 20_000_000
@@ -100,9 +101,8 @@ MOST_RANKS = 16
 MOST_SAMPLES = 40
 MOST_TOKENS = 65_534
 """distinct tokens of a run that 16 bits can tell apart; the others have no text"""
-NORM_LEVELS = (254, 62, 30)
-NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
-"""arrays of norms -> key of their scale"""
+NORMS = {"norms": ("value_norm", "norm_scale"), "key_norms": ("key_norm", "key_norm_scale")}
+"""arrays of norms -> their names in a recording, key of their scale"""
 Token = tuple[int, str, str, str]
 
 
@@ -157,7 +157,7 @@ def _extent(samples: list[dict[str, Any]], recorded: int) -> str:
     ]
     is_part = len(samples) != recorded or stride != 1 or ranks or left_out
     scale = max((one["scale"] for one in samples), key=lambda scale: scale["high"])
-    norms = [one[name]["error"] for one in samples for name in NORMS.values() if name in one]
+    norms = [one[scale]["error"] for one in samples for _, scale in NORMS.values() if scale in one]
     within = f"; norms within {100 * max(norms):.1f} %" if norms else ""
     return (
         f"{', '.join(parts)}. {'A larger page (megabytes) holds more. ' if is_part else ''}"
@@ -201,15 +201,14 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
         "scale": scale.as_json(),
         "arrays": arrays,
     }
-    for name, norms_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
-        if norms_TLK is None:
-            continue
-        packed, norm_scale = _norms(norms_TLK[keep], exists_TK, 0.3 * budget)
-        if name == "key_norms" and _used(content) + size(packed) > 0.7 * budget:
-            content["left_out"] = ["key norms"]
-            continue
-        arrays[name] = packed
-        content[NORMS[name]] = norm_scale.as_json()
+    for name, (recorded, norm_scale) in NORMS.items():
+        if recorded in sample.dims:
+            packed, scale = _norms(sample.stored(recorded)[keep], exists_TK)
+            if _used(content) + size(packed) > 0.7 * budget:
+                content.setdefault("left_out", []).append(recorded.replace("_", " ") + "s")
+            else:
+                arrays[name] = packed
+                content[norm_scale] = scale.as_json()
     return content
 
 
@@ -243,19 +242,12 @@ def _tokens(
     }
 
 
-def _norms(
-    norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float
-) -> tuple[dict[str, Any], LogScale]:
-    """Norms on the finest scale that fits into ``room``; the coarsest when none does."""
+def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray) -> tuple[dict[str, Any], LogScale]:
     norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
     positive = norms_LTK[norms_LTK > 0]
     low = math.floor(math.log2(float(positive.min()))) if positive.size else 0.0
-    for levels in NORM_LEVELS:
-        scale = LogScale.covering(norms_LTK, max(low, -10.0), levels)
-        packed = pack(scale.encode(norms_LTK), norms_LTK.shape[-1])
-        if size(packed) <= room:
-            break
-    return packed, scale
+    scale = LogScale.covering(norms_LTK, max(low, -10.0), NORM_LEVELS)
+    return pack(scale.encode(norms_LTK), norms_LTK.shape[-1]), scale
 
 
 def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
@@ -336,10 +328,8 @@ def facts_of(study: Study) -> dict[str, Any]:
         "family": study.family,
         "added": study.sink_count,
     }
-    ways = (
-        "zeroed in" if "zero_value" in edit else "blocked in"
-        for edit in study.run.info.settings.get("edits", ())
-    )
+    edits = study.run.info.settings.get("edits", ())
+    ways = ("zeroed in" if "zero_value" in edit else "blocked in" for edit in edits)
     about["removal"] = " or ".join(sorted(set(ways))) or "blocked in"
     if not study.layers:
         return about | {"layers": [], "heads": [], "head_maps": [], "first_layer": 0}

@@ -6,15 +6,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.lab.records.storage import write_beside, write_text
 from sinklab.lab.reports.drawing import FORMATS, write_figure
-from sinklab.lab.reports.tables import markdown
 
 _SIGNS = {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
 """letters that LaTeX writes its own way"""
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table as GitHub Markdown, numbers with four digits."""
+    rows = [table.columns, *table.itertuples(index=False)]
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(table.columns))
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NA or value != value:
+        return "–"
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
+    # a token's own spaces at its ends would not be seen
+    body = text.strip(" ")
+    lead = len(text) - len(text.lstrip(" "))
+    return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
 
 
 def latex(table: pd.DataFrame, caption: str) -> str:
@@ -51,9 +71,9 @@ def write_printed(
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     more = beside or {}
-    whole = f"# {title}\n\n{markdown(text, most=10_000)}\n"
+    whole = f"# {title}\n\n{markdown(text)}\n"
     for name, table in more.items():
-        whole += f"## {name}\n\n{markdown(table, most=10_000)}\n"
+        whole += f"## {name}\n\n{markdown(table)}\n"
     whole += "".join(f"- {note}\n" for note in notes)
     tables = "\n".join([latex(text, title), *(latex(table, name) for name, table in more.items())])
     paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))

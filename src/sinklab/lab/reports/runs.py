@@ -11,9 +11,8 @@ import pandas as pd
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Rule
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.answered import beside_of
-from sinklab.lab.reports.samples import NotRecorded, Reader
-from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.samples import NotRecorded
+from sinklab.lab.reports.study import Reader, Study, beside_of
 from sinklab.lab.reports.training import FREE, Training, variant
 
 Runs = Iterable[Run | Reader] | Run | Reader
@@ -42,7 +41,6 @@ def as_shown(
     kind: str | None = None,
     *,
     rule: Rule | str | None = None,
-    received: str = "",
     any_kind: bool = False,
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder
@@ -55,8 +53,6 @@ def as_shown(
         kind: the kind that they must be; None for studies or training runs, whichever they are.
         rule: the definition of a sink in studies, or its text such as "excess:epsilon=5"; None for
             the default.
-        received: the statistic that the rule reads, "received" (if empty) or
-            "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
     Raises:
@@ -69,38 +65,29 @@ def as_shown(
     runs = [run_of(source) for source in given]
     if not runs:
         raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
-    training = next((run for run in runs if run.info.kind == "training"), None)
+    kinds = [run.info.kind for run in runs]
     expected = kind or "study"
-    if kind is None and training:
+    if kind is None and "training" in kinds:
         expected = "training"
     elif kind is None and any_kind:
-        expected = runs[0].info.kind
-    for run in runs:
-        found = run.info.kind
-        if found != expected and kind is None and training:
-            raise ValueError(
-                f"A report shows runs of one kind: {training.path} is of kind 'training', "
-                f"{run.path} of kind {found!r}. Make a report of each kind."
-            )
+        expected = kinds[0]
+    for run, found in zip(runs, kinds, strict=True):
         if found != expected:
-            remedy = LOOK.get(found) or MAKE.get(expected, "")
+            remedy = LOOK.get(found) or MAKE.get(expected, "show runs of each kind apart")
             raise ValueError(
-                f"This shows runs of kind {expected!r}: {run.path} is of kind "
-                f"{found!r}{remedy and '; '}{remedy}."
+                f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}; {remedy}."
             )
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    settings = {
-        name: given
-        for name, given in (("rule", rule and rules.parse(rule, object)), ("received", received))
-        if given
-    }
-    if settings and reader is not Study:
+    settings = {}
+    if rule and reader is not Study:
         raise ValueError(
             f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as "
             "it ran"
         )
+    if rule:
+        settings["rule"] = rules.parse(rule, object)
     shown = []
     for source, run, name, same in zip(given, runs, names, alike, strict=True):
         beside = {"beside": beside_of(run, extra)} if extra else {}
@@ -169,14 +156,9 @@ def repeats(runs: list[Run], names: list[str]) -> list[str]:
     It is the variant, if that tells which runs are repeats, and else the name of each run.
     """
     settings = [
-        {key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs
+        json.dumps({key: value for key, value in run.info.settings.items() if key not in FREE})
+        for run in runs
     ]
-    keys = [json.dumps(each, sort_keys=True) for each in settings]
     words = [variant(run.info.model) for run in runs]
-    of_word = {
-        word: {key for key, other in zip(keys, words, strict=True) if other == word}
-        for word in words
-    }
-    if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()):
-        return words
-    return names
+    kinds = {*zip(words, settings, strict=True)}
+    return words if len({*words}) == len(kinds) < len(runs) else names

@@ -7,7 +7,7 @@ steps.
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,88 +46,12 @@ class NotRecorded(ValueError):
     """Raised if a result needs something that the run did not record."""
 
 
-def whole_table(name: str) -> cached_property[Any]:
-    """A table of a reader as it is, read once; None when it was not written."""
-    return cached_property(lambda reader: reader.table(name))
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """One run as reports read it: its tables, and its facts by layer and by step. None for a table
-    that was not written.
-    """
-
-    run: Run
-    label: str
-    repeats: str
-    """common name of runs that differ in their seed alone; the label of a run without repeats"""
-
-    kind: ClassVar[str] = ""
-    """the kind of run that the class reads, and its product"""
-    origin: ClassVar[str] = ""
-    """source of such runs, for errors"""
-    columns: ClassVar[dict[str, set[str]]] = {}
-    """columns that a table must have"""
-
-    @cached_property
-    def sink_count(self) -> int:
-        """Number of added sinks: columns in front of the keys."""
-        return int(self.run.info.model.get("sink_count") or 0)
-
-    @property
-    def causal_steps(self) -> int:
-        """Steps of a causal warm start; 0 without one."""
-        return 0
-
-    def has(self, name: str) -> bool:
-        """Whether an attribute has anything in it; always for no name."""
-        found: Any = getattr(self, name, None) if name else True
-        return found is True or (found is not None and len(found) > 0)
-
-    def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, None when it was not written or is empty. ValueError when columns are
-        missing.
-        """
-        if name not in self.run.tables:
-            return None
-        frame = checked(self.run, name, self.columns.get(name, set()), what=self.origin)
-        return None if frame.empty else frame
-
-    def over(self, axis: str) -> pd.DataFrame:
-        """The facts by "layer" or by "step", a row each, under one name in runs of every kind
-        (``added_share``, …).
-
-        Empty if nothing was recorded.
-        """
-        frame = self.table(axis)
-        return pd.DataFrame() if frame is None else frame
-
-    def each(self, axis: str) -> pd.DataFrame:
-        """The facts by axis of each sample, a row a sample and place; empty if a run has no
-        samples.
-        """
-        return pd.DataFrame()
-
-
-MOST = 1.002
-"""Share of attention that a key may have in float16, which rounds both it and the queries."""
-READ: tuple[str, ...] = (
-    "visible",
-    "positions",
-    "step_number",
-    "value_norm",
-    "key_norm",
-    "share_by_state",
-)
-READ += ("window_received", "last_row_main")
-"""arrays that facts are made of, besides received attention"""
+READ = ("received", "visible", "positions", "step_number", "value_norm", "key_norm")
+READ += ("share_by_state", "window_received", "last_row_main")
+"""arrays that facts are made of"""
 FIRST = "first token"
 """names the text position 0, whatever its token"""
 OTHER = "other token"
-_COLUMNS = {
-    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
-    "steps": {"sample", "step", "block"},
-}
 # Runs of checkpoints without special tokens may lack the last two columns.
 _ABSENT: dict[str, tuple[object, str]] = {
     "token_id": (-1, "i8"),
@@ -137,11 +61,6 @@ _ABSENT: dict[str, tuple[object, str]] = {
     "template": (False, "?"),
 }
 """column of the table tokens -> value if no position is there, and the type"""
-
-
-def _recorded(name: str) -> Any:
-    """An array of a sample; None when it was not recorded."""
-    return property(lambda sample: sample.array(name))
 
 
 def _of_grid(name: str) -> cached_property[np.ndarray]:
@@ -170,8 +89,6 @@ class Sample:
     """added sink columns in front of the keys"""
     rule: Rule
     """definition of a sink"""
-    received: str = "received"
-    """the array of received attention that the rule and all statements read"""
     twin: str = ""
     """model of the attention: the run's own if empty, else this control on the same canvases"""
 
@@ -222,30 +139,7 @@ class Sample:
                 "Facts are of the rule that was set; another needs the arrays, which the setting "
                 "`keep_arrays` of a trace keeps."
             )
-        array = self.run.array(self.attention, name, sample=self.index)
-        if name == self.received:
-            self._check_possible(array)
-        return array
-
-    def array(self, name: str) -> np.ndarray | None:
-        """A recorded array in single precision (integers as they are), None when it was not
-        recorded.
-        """
-        if name not in self.dims:
-            return None
-        array = self.stored(name)
-        return array.astype(np.float32) if array.dtype.kind == "f" else array
-
-    def _check_possible(self, received_TLHK: np.ndarray) -> None:
-        """Raises ValueError for attention that no query can have given; unseen keys are left."""
-        seen = float(np.nanmax(self.stored("visible"), initial=0))
-        least, most = (float(of(received_TLHK, initial=0)) for of in (np.nanmin, np.nanmax))
-        if least < 0 or most > (MOST * seen or np.inf):
-            raise ValueError(
-                f"{self.attention} of sample {self.index} of {self.run.path} is damaged: a key "
-                f"gets a share of 0 to 1 of each query's attention, but {self.received!r} has sums "
-                f"from {least:.6g} to {most:.6g} of at most {seen:.6g} queries. Run it again."
-            )
+        return self.run.array(self.attention, name, sample=self.index)
 
     @cached_property
     def reading(self) -> str:
@@ -258,8 +152,7 @@ class Sample:
         other statistics.
         """
         name = of_twin(FACTS, self.twin)
-        is_other = self.rule != DEFAULT or self.received != "received"
-        if is_other or not self._has(name):
+        if self.rule != DEFAULT or not self._has(name):
             return self.derived()
         found = self.run.arrays(name, sample=self.index)
         keys = self.run.table(of_twin(FACTS_TABLE, self.twin), sample=self.index)["key"]
@@ -267,16 +160,12 @@ class Sample:
 
     def derived(self) -> dict[str, np.ndarray]:
         """The facts, from the arrays."""
-        arrays = {self.received: self.stored(self.received)}
-        arrays |= {name: self.stored(name) for name in READ if name in self.dims}
-        arrays["visible"] = self._counts_TK
         found = facts(
-            arrays,
+            {name: self.stored(name) for name in READ if name in self.dims},
             self.states_TS if self.has_tokens else None,
             rule=self.rule,
             added=self.added,
             so_far=self.reading == SO_FAR,
-            of=self.received,
         )
         dims = {name: self.dims[name] for name in others(self.dims)}
         return found | means({name: self.stored(name) for name in dims}, dims)
@@ -303,31 +192,21 @@ class Sample:
     def visible_TK(self) -> np.ndarray:
         """Queries that see the key, as if all positions had run; 0 or NaN if the key does not
         exist.
-
-        For statistics of the masked queries: 0 for all keys of a step at which too few of them ran.
         """
-        return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
-
-    @cached_property
-    def _counts_TK(self) -> np.ndarray:
-        """Queries that ran and see the key."""
-        if self.received == "received":
-            return self._small("visible")
-        # queries of one kind were read, of which a step may have too few
-        ran_T = ~np.isnan(self.stored(self.received)).all((1, 2, 3))
-        return self.stored("visible") * ran_T[:, None]
+        visible_TK = self._small("visible")
+        return even_share(visible_TK, visible_TK, self.positions_T)[0]
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Numbers of steps, layers, heads and keys."""
         if self.has_attention:
-            return self.run.shape(self.attention, self.received, self.index)
+            return self.run.shape(self.attention, "received", self.index)
         return (*self.facts["main"].shape, self.visible_TK.shape[1])
 
     def scored(self) -> Iterator[Scored]:
         """Received attention of each layer, (step, 1, head, key)."""
-        received_TLHK = self.stored(self.received)
-        around = self._counts_TK[:, None, None], self.positions_T[:, None, None]
+        received_TLHK = self.stored("received")
+        around = self._small("visible")[:, None, None], self.positions_T[:, None, None]
         for layer in range(received_TLHK.shape[1]):
             yield scored(received_TLHK[:, layer : layer + 1], *around)
 
@@ -351,11 +230,6 @@ class Sample:
         """Whether the key is there, and enough queries see it to be judged (`is_judgeable`)."""
         return is_judgeable(self.visible_TK)
 
-    value_norm_TLK = _recorded("value_norm")
-    """Length of value vectors, mean over heads."""
-    key_norm_TLK = _recorded("key_norm")
-    """Length of key vectors, mean over heads."""
-
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
         """(step, layer, head) of the exact attention maps that were kept."""
@@ -364,27 +238,19 @@ class Sample:
         named = [key.split("-") for key in self.run.dims("maps", sample=self.index)]
         return tuple(sorted((int(t[4:]), int(layer[5:]), int(h[4:])) for t, layer, h in named))
 
-    def map_name(self, *wanted: int | None) -> tuple[int, int, int]:
-        """The first kept map with this step, layer and head, None for any. NotRecorded names those
-        there are.
+    def map(self, *wanted: int | None) -> tuple[tuple[int, int, int], np.ndarray]:
+        """The first kept attention map with this step, layer and head, None for any: these numbers,
+        and the map (query, key). NotRecorded names those there are.
         """
         for name in self.map_names:
             if all(given in (None, has) for given, has in zip(wanted, name, strict=True)):
-                return name
-        given = ", ".join("any" if number is None else str(number) for number in wanted)
-        kept = ", ".join(map(str, self.map_names)) or "none"
+                stored = "step{}-layer{}-head{}".format(*name)
+                return name, self.run.array("maps", stored, self.index).astype(np.float32)
         raise NotRecorded(
-            f"{self.run.path} kept no map of (step, layer, head) ({given}) of sample "
-            f"{self.index}: it has "
-            f"{kept}. The setting `maps` of a trace asks for them, as step:layer:head: 3:5:2."
+            f"{self.run.path} kept no such map of sample {self.index}; of (step, layer, head) it "
+            f"has {', '.join(map(str, self.map_names)) or 'none'}. The setting `maps` of a trace "
+            "asks for them, as step:layer:head: 3:5:2."
         )
-
-    def map(self, step: int, layer: int, head: int) -> np.ndarray:
-        """The attention map (query, key). Raises NotRecorded for one that was not kept, naming
-        those there are.
-        """
-        name = "step{}-layer{}-head{}".format(*self.map_name(step, layer, head))
-        return self.run.array("maps", name, sample=self.index).astype(np.float32)
 
     @cached_property
     def _grid(self) -> dict[str, np.ndarray]:
@@ -393,23 +259,13 @@ class Sample:
             raise NotRecorded(
                 f"This needs the table tokens: {self.run.path} has none of sample {self.index}."
             )
-        frame = checked(self.run, "tokens", _COLUMNS["tokens"], self.index)
-        numbers = self.step_numbers_T if self.has_facts else np.unique(frame["step"])
-        frame = frame[frame["step"].isin(numbers)]
-        positions = (
-            self.visible_TK.shape[1] - self.added
-            if self.has_facts
-            else int(frame["position"].max()) + 1
-        )
-        if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:
-            raise ValueError(
-                f"the table tokens of {self.run.path} does not fit the recorded attention of "
-                f"sample {self.index}: a position lies outside 0 to {positions - 1}."
-            )
-        place = (pd.Index(numbers).get_indexer(frame["step"]), frame["position"].to_numpy(int))
+        frame = self.run.table("tokens", self.index)
+        frame = frame[frame["step"].isin(self.step_numbers_T)]
+        step = pd.Index(self.step_numbers_T).get_indexer(frame["step"])
+        place, shape = (step, frame["position"]), self.exists_TK[:, self.added :].shape
         grid = {}
         for name, (absent, dtype) in _ABSENT.items():
-            grid[name] = np.full((len(numbers), positions), absent, dtype=dtype)
+            grid[name] = np.full(shape, absent, dtype=dtype)
             if name in frame:
                 grid[name][place] = frame[name].to_numpy()
         return grid
@@ -461,11 +317,7 @@ class Sample:
         """Block of the decoder at each recorded step, -1 if it was not written down."""
         if not self._has("steps"):
             return np.full(len(self.step_numbers_T), -1)
-        blocks = (
-            checked(self.run, "steps", _COLUMNS["steps"], self.index)
-            .groupby("step")["block"]
-            .last()
-        )
+        blocks = self.run.table("steps", self.index).groupby("step")["block"].last()
         return blocks.reindex(self.step_numbers_T, fill_value=-1).to_numpy(int)
 
     @cached_property
@@ -501,16 +353,3 @@ class Sample:
     def ages_TK(self) -> np.ndarray:
         """Name of the age of each key; ADDED for the added sink columns."""
         return self.over_keys(self.ages_TS, ADDED)
-
-
-def checked(
-    run: Run, name: str, columns: set[str], sample: int | None = None, what: str = "a study"
-) -> pd.DataFrame:
-    """A table that has ``columns``; ValueError naming the missing ones otherwise."""
-    frame = run.table(name, sample)
-    if missing := columns - set(frame.columns):
-        raise ValueError(
-            f"{run.path}: table {name} is not that of {what}: it lacks "
-            f"{', '.join(sorted(missing))}."
-        )
-    return frame

@@ -1,13 +1,12 @@
-"""A study run folder, read sample by sample and measured: the numbers of figures, tables and
-sentences.
-"""
+"""Run folders as reports read them, and the three answers about the model of a study."""
 
-# N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
-import math
-from collections.abc import Mapping
+# N samples, R rows of held-out text, L layers, H heads
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ import pandas as pd
 
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import (
-    Answers,
+    MotionSummary,
     Verdict,
     holm,
     masking_cost,
@@ -23,43 +22,87 @@ from sinklab.lab.analysis import (
     ninety_six,
     start_only,
 )
+from sinklab.lab.analysis.answers import (
+    Answer,
+    Answers,
+    Cost,
+    Existence,
+    Staying,
+    costs,
+    exists,
+    stays,
+)
+from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.files import counted
-from sinklab.lab.records.info import REMEDY, SO_FAR, of_twin, reading_of
+from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import Run
-from sinklab.lab.reports.answered import answers_of, blocked_at, heldout_of
 from sinklab.lab.reports.measured import Measured, found_of
-from sinklab.lab.reports.samples import Reader, Sample, rule_name, whole_table
+from sinklab.lab.reports.samples import FIRST, OTHER, Sample, rule_name
+from sinklab.lab.reports.words import quoted
+
+MOST_HOLDERS = 4
+TRACE = ("trace", 'lm.watch("The house stood", new_tokens=32)')
+CURVE = (
+    "curve",
+    'from sinklab.lab.studies.curve.study import masking_curve; masking_curve(lm, "runs/curve")',
+)
+"""what measures an answer: a command, and Python"""
+ARMS = ("none", "top", "random", "equal_mass")
+"""arms of a masking curve that reports read"""
+MEAN = ("mean", "low", "high")
 
 
-def of_measured(name: str) -> Any:
-    """A number that a study has as `Measured` has it."""
-    return property(attrgetter(f"measured.{name}"))
-
-
-@dataclass(frozen=True)
-class ChosenKeys:
-    """Keys that were blocked in a run."""
-
-    by: str
-    """the queries that chose them, in words"""
-    share: float
-    """share of them that are sinks of the page, at the step at which they were blocked; NaN if it
-    is not known
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """One run as reports read it: its tables, and its facts by layer and by step. None for a table
+    that was not written.
     """
 
+    run: Run
+    label: str
+    repeats: str
+    """common name of runs that differ in their seed alone; the label of a run without repeats"""
 
-def chosen_share(study: "Study") -> float:
-    """Share of the keys blocked at recorded steps that are sinks of the page at the recorded step
-    before; NaN if none was.
-    """
-    are_sinks = [np.zeros(0)]
-    for sample in map(study.sample, study.recorded):
-        flags_TLHK = np.concatenate([one.flags(study.rule) for one in sample.scored()], axis=1)
-        layer_N, head_N, step_N, key_N = study.blocked_keys(sample, sample.step_numbers_T + 1)
-        there_N = key_N < flags_TLHK.shape[-1]
-        places = (one_N[there_N] for one_N in (step_N, layer_N, head_N, key_N))
-        are_sinks.append(flags_TLHK[*places])
-    return float(pd.Series(np.concatenate(are_sinks)).mean())
+    kind: ClassVar[str] = ""
+    """the kind of run that the class reads"""
+
+    @cached_property
+    def sink_count(self) -> int:
+        """Number of added sinks: columns in front of the keys."""
+        return int(self.run.info.model.get("sink_count") or 0)
+
+    @property
+    def causal_steps(self) -> int:
+        """Steps of a causal warm start; 0 without one."""
+        return 0
+
+    def has(self, name: str) -> bool:
+        """Whether an attribute has anything in it; always for no name."""
+        found: Any = getattr(self, name, None) if name else True
+        return found is True or (found is not None and len(found) > 0)
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run, None when it was not written or is empty."""
+        if name not in self.run.tables:
+            return None
+        frame = self.run.table(name)
+        return None if frame.empty else frame
+
+    def over(self, axis: str) -> pd.DataFrame:
+        """The facts by "layer" or by "step", a row each, under one name in runs of every kind
+        (``added_share``, …).
+
+        Empty if nothing was recorded.
+        """
+        frame = self.table(axis)
+        return pd.DataFrame() if frame is None else frame
+
+    def each(self, axis: str) -> pd.DataFrame:
+        """The facts by axis of each sample, a row a sample and place; empty if a run has no
+        samples.
+        """
+        return pd.DataFrame()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,22 +115,14 @@ class Study(Reader):
 
     rule: Rule = DEFAULT
     """definition of a sink"""
-    received: str = "received"
-    """statistic that the rule reads ("received" or "received_from_masked")"""
     twin: str = ""
     """model of these numbers: the run's own if empty, else this control on the same canvases"""
     beside: Mapping[str, Run] = field(default_factory=dict)
-    """runs about the same model, by kind (`runs.BESIDE`): a "curve" has the cost of blocking keys,
-    if the run did not measure it itself
+    """runs about the same model, by kind (`runs.BESIDE`): a "curve" has the cost of blocking
+    keys
     """
 
     kind: ClassVar[str] = "study"
-    origin: ClassVar[str] = "a study"
-    columns: ClassVar[dict[str, set[str]]] = {
-        "tokens": {"sample", "step", "position", "text", "state"},
-        "generations": {"sample", "prompt", "completion"},
-        "heldout": {"k", "control", "loss", "stderr"},
-    }
 
     @cached_property
     def family(self) -> str:
@@ -101,32 +136,13 @@ class Study(Reader):
         """
         return reading_of(self.run.info)
 
-    @cached_property
-    def chosen_keys(self) -> "ChosenKeys | None":
-        """The reading by which an autoregressive model's blocked keys were chosen; None if none
-        were.
-        """
-        settings = self.run.info.settings
-        masking = [
-            str(text) for text in settings.get("edits") or () if str(text).startswith("block_keys")
-        ]
-        if self.family == "diffusion" or not (masking or settings.get("mask_sinks")):
-            return None
-        # texts that are written again with sinks blocked (mask_sinks) are always chosen by the last
-        # query
-        by_last = all("=last_row" in text for text in masking)
-        by = "the queries that ran at the step before"
-        if by_last:
-            by = "the last query of the step before"
-        return ChosenKeys(by, chosen_share(self) if masking else math.nan)
-
     def blocked_keys(self, sample: Sample, steps: Any) -> np.ndarray:
         """Keys that edits blocked in a sample, (4, N): places of their layers, heads and steps
         among the recorded layers and heads and these steps, and their numbers. None if they were
-        not written down, or for a control.
+        not written down.
         """
-        rows = self.removals
-        if self.twin or rows is None or "key_list" not in rows:
+        rows = self.table("removals")
+        if rows is None or "key_list" not in rows:
             return np.zeros((4, 0), int)
         rows = rows[rows["sample"] == sample.index].explode("key_list").dropna(subset="key_list")
         # under guidance the first of two forwards a step was watched
@@ -139,50 +155,31 @@ class Study(Reader):
     @property
     def rule_words(self) -> str:
         """The sink rule in words."""
-        words = rule_name(self.rule)
-        if self.rule == DEFAULT:
-            words = "received attention above 1 + 3 (S−1)/S"
-            if self.reading == SO_FAR:
-                words = "S (w − e) above 3 (S−1)/S, w the mean weight of a key and e its even share"
-        return words if self.received == "received" else f"{words}, of masked queries alone"
-
-    def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, or of its twin; ``heldout`` of the masking curve if the run itself
-        has none.
-        """
-        found = super().table(of_twin(name, self.twin))
-        if found is None and name == "heldout" and "curve" in self.beside:
-            return heldout_of(self.beside["curve"], self.twin)
-        return found
+        if self.rule != DEFAULT:
+            return rule_name(self.rule)
+        if self.reading == SO_FAR:
+            return "S (w − e) above 3 (S−1)/S, w the mean weight of a key and e its even share"
+        return "received attention above 1 + 3 (S−1)/S"
 
     @cached_property
     def twins(self) -> dict[str, Self]:
         """The controls of the run, by name, as studies of their own on the same canvases."""
-        made = super().table("twins")
+        made = self.table("twins")
         names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
         return {name: replace(self, twin=name) for name in names}
-
-    answers = cached_property[Answers](answers_of)
-    """Answers of the study to the three questions of its page."""
 
     @property
     def samples(self) -> list[Sample]:
         """The samples, new ones at each access, so that arrays that one has read are freed when it
         is let go.
         """
-        how = (self.sink_count, self.rule, self.received, self.twin)
+        how = (self.sink_count, self.rule, self.twin)
         return [Sample(self.run, number, *how) for number in self.run.samples]
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Indices in ``samples`` of the samples with attention."""
-        places = tuple(place for place, one in enumerate(self.samples) if one.has_facts)
-        if places and self.received not in (*self.samples[places[0]].dims, "received"):
-            raise ValueError(
-                f"the sink rule is to read {self.received}, which {self.run.path} did not record; "
-                "add it to the setting `statistics` of the trace of a diffusion model"
-            )
-        return places
+        return tuple(place for place, one in enumerate(self.samples) if one.has_facts)
 
     @cached_property
     def _first(self) -> Sample:
@@ -218,65 +215,34 @@ class Study(Reader):
 
     def over(self, axis: str) -> pd.DataFrame:
         """By layer and by step: the columns of `Measured.by_layer` and `Measured.by_step`."""
-        if axis == "layer":
-            return self.measured.by_layer
-        if axis == "step":
-            return self.measured.by_step
-        return super().over(axis)
+        return self.measured.over(axis)
 
     def each(self, axis: str) -> pd.DataFrame:
         """The facts by axis of each sample."""
-        return self.measured.each[axis] if axis in self.measured.each else super().each(axis)
+        return self.measured.each[axis]
 
     @cached_property
     def generations(self) -> pd.DataFrame | None:
-        """Columns sample, prompt, completion, and others that the run noted. ValueError for a table
-        without texts.
-        """
-        if self.twin or "generations" not in self.run.tables:
-            return None
-        frame = self.table("generations")
-        if frame is None or frame[["prompt", "completion"]].isna().any(axis=None):
-            raise ValueError(
-                f"{self.run.path}: the table generations lacks texts, which a trace always "
-                f"writes. {REMEDY}"
-            )
-        return frame
-
-    massive = whole_table("massive_activations")
-    """The greatest hidden states by step and layer, and the heads that have sinks at their
-    positions.
-    """
-    removals = whole_table("removals")
-    """Removals by the edits of the run: removed columns, their attention, the overlap with the step
-    before.
-    """
+        """Columns sample, prompt, completion, and others that the run noted; None for a control."""
+        return None if self.twin else self.table("generations")
 
     @cached_property
-    def heldout(self) -> pd.DataFrame | None:
-        """Loss over blocked sinks: k, control, loss, stderr, and ``losses`` of the rows of text if
-        they were kept; ``delta`` against k = 0 is added if it is missing, and ``delta_low`` and
-        ``delta_high``, the ends of its 95 % interval over rows, NaN without their losses. Raises
-        ValueError for one without k = 0.
+    def cost(self) -> pd.DataFrame | None:
+        """Cost of blocked keys, of the masking curve beside the run; None without one.
+
+        A row for each number of keys k and arm of `ARMS`, control: loss, mean, low and high of its
+        change, and lists with a number a row of text: losses, grown, the share of heads in which a
+        sink grew, and grown_at, the place of most of these.
         """
-        frame = self.table("heldout")
-        if frame is None:
+        names = of_twin("curve", self.twin), of_twin("curve_rows", self.twin)
+        curve = self.beside.get("curve")
+        if curve is None or not {*names} <= {*curve.tables}:
             return None
-        if not (frame["k"] == 0).any():
-            raise ValueError(
-                f"{self.run.path}: the table heldout lacks k = 0, the loss with nothing blocked, "
-                f"which a trace always writes. {REMEDY}"
-            )
-        base, _ = blocked_at(frame)
-        if "delta" not in frame:
-            error = np.hypot(frame["stderr"], base["stderr"])
-            frame = frame.assign(delta=frame["loss"] - base["loss"], delta_stderr=error)
-        apart = [(math.nan, math.nan)] * len(frame)
-        if "losses" in frame:
-            gaps = (np.subtract(losses, base["losses"]) for losses in frame["losses"])
-            apart = [mean_over(gap).interval for gap in gaps]
-        frame[["delta_low", "delta_high"]] = apart
-        return frame
+        table, rows = (curve.table(name) for name in names)
+        lists = {"loss": "losses", "regrown": "grown", "grown_at": "grown_at"}
+        by_row = rows.rename(columns=lists).groupby(["k", "control"])[[*lists.values()]].agg(list)
+        table = table.loc[table["control"].isin(ARMS), ["k", "control", "loss", *MEAN]]
+        return table.merge(by_row, how="left", on=["k", "control"])
 
     @cached_property
     def measured(self) -> Measured:
@@ -287,54 +253,168 @@ class Study(Reader):
         ]
         return Measured(found, self.layers, self.heads, self.rule)
 
-    curve = of_measured("curve")
-    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without
-    attention.
-    """
-    motion = of_measured("motion")
-    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without
-    attention.
-    """
-    text_motion = of_measured("text_motion")
-    """Motion among text positions alone; None without added sinks."""
-    explained = of_measured("explained")
-    """How much of received attention the class and the position of tokens explain; None without
-    tokens.
-    """
-
-    @cached_property
-    def sink_tokens(self) -> Any:
-        """The `enrichment` of tokens among the sinks under the rule, over all layers, heads, steps
-        and samples; None without tokens.
-        """
-        return self.measured.enriched("text")
-
-    @cached_property
-    def classes(self) -> Any:
-        """Enrichment of classes of tokens among the sinks."""
-        return self.measured.enriched("class")
-
-    @cached_property
-    def ages(self) -> Any:
-        """States of the positions of sinks: masked, just committed, committed, prompt."""
-        return self.measured.enriched("age")
-
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The failure signatures and the 96 % statement; those not measured hold None.
 
         They are corrected for their number (``holm``). The cost of blocking keys is that of the
-        fewest blocked sinks (one, in a study with the usual settings), over rows of held-out text.
+        fewest blocked sinks (one, in a curve with the usual settings), over rows of held-out text.
         """
-        filtered_N = self.measured.filtered_N
-        found = [start_only(self.measured.events_NS), self._masking]
-        return holm(found + ([ninety_six(filtered_N)] if filtered_N else []))
+        found = [start_only(self.measured.events_NS)]
+        if self.cost is None:
+            found.append(masking_cost([], []))
+        else:
+            clean, arms = fewest(self.cost)
+            found.append(masking_cost(clean["losses"], arms["losses"]["top"]))
+        if self.layers:
+            found.append(ninety_six(self.measured.filtered_N))
+        return holm(found)
 
-    @property
-    def _masking(self) -> Verdict:
-        if self.heldout is None:
-            return masking_cost([], [])
-        clean, arms = blocked_at(self.heldout)
-        if arms.empty or "losses" not in arms:
-            return masking_cost([], [])
-        return masking_cost(clean["losses"], arms["losses"]["sinks"])
+    @cached_property
+    def answers(self) -> Answers:
+        """The three answers about its model, with the controls of its run."""
+        if self.layers:
+            found = [_exists(self), _stays(self)]
+        else:
+            said = f"Not measured; this measures it: `{command_of(self, *TRACE)}`."
+            found = [Answer(question, "not measured", said) for question in ("exist", "stay")]
+        return Answers(self.label, (*found, _costs(self)))
+
+
+def _exists(study: Study) -> Answer:
+    """The first question; its control is that of a few canvases, if no others were run."""
+    controls = {kind: _existence(twin) for kind, twin in study.twins.items()}
+    few = study.table("control")
+    lack = ""
+    if not controls and few is not None:
+        why = few["why"][few["why"] != ""].unique()
+        lack = "; ".join(why) or "too few queries see any key"
+        if few["control"].notna().any():
+            unknown_S = np.full(len(few), np.nan)
+            shares = few["control"].to_numpy(), few["strongest"].to_numpy()
+            controls["permuted"] = Existence(shares[0], unknown_S, unknown_S, own_S=shares[1])
+    return exists(_existence(study), controls, lack)
+
+
+def _existence(study: Study) -> Existence:
+    seen = study.measured.strongest_keys
+    shares_3S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
+    even, heads = 1 / float(seen["positions"].mean()), len(study.layers) * len(study.heads)
+    return Existence(*shares_3S, even, heads=heads, added_S=seen["added"].dropna().to_numpy())
+
+
+def _stays(study: Study) -> Answer:
+    return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
+
+
+def _staying(study: Study) -> Staying:
+    """The paths of the sinks: of more texts, if a run of these stands beside the study."""
+    compared = "windows" if study.reading == SO_FAR else "steps"
+    more, name, texts = study.beside.get("texts"), of_twin("staying", study.twin), ""
+    table = staying_table(study)
+    if more is not None and name in more.tables:
+        table, texts = more.table(name), "measured beforehand"
+    held: Counter[str] = Counter()
+    for holders in table["holders"]:
+        held.update(json.loads(holders))
+    total = max(held.total(), 1)
+    names = {FIRST: f"the {FIRST}", OTHER: "other tokens"}
+    named = [
+        (names.get(label) or quoted(label), count / total)
+        for label, count in held.most_common(MOST_HOLDERS)
+    ]
+    return Staying(table["mobility"].to_numpy(float), named, compared, texts)
+
+
+def staying_table(study: Study) -> pd.DataFrame:
+    """A row a sample: its mobility, and how often each token is strongest in a head (JSON)."""
+    held = study.measured.strongest_keys["holders"].map(json.dumps)
+    return pd.DataFrame({"mobility": mobility_of(study.measured.motion), "holders": held})
+
+
+def mobility_of(motion: MotionSummary) -> np.ndarray:
+    """Mobility of each sample, (N,); NaN for one without sinks at two steps."""
+    return np.asarray(ratio(motion.sums["mobility"], motion.sums["mobility_weight"]), dtype=float)
+
+
+def fewest(cost: pd.DataFrame) -> tuple[pd.Series, pd.DataFrame]:
+    """The row with nothing blocked, and those with the fewest strongest keys blocked and as many
+    others, by control.
+    """
+    k = cost.loc[cost["control"] == "top", "k"].min()
+    return cost[cost["k"] == 0].iloc[0], cost[cost["k"] == k].set_index("control")
+
+
+def _costs(study: Study) -> Answer:
+    changes = {kind: _cost(twin) for kind, twin in study.twins.items()}
+    controls = {kind: one.masked - one.clean for kind, one in changes.items() if one is not None}
+    return costs(_cost(study), controls, command_of(study, *CURVE))
+
+
+def _cost(study: Study) -> Cost | None:
+    """The losses with the fewest keys blocked (one, if that was scored)."""
+    if study.cost is None:
+        return None
+    clean, arms = fewest(study.cost)
+    top = arms.loc["top"]
+
+    def beyond(losses: Any) -> Any:
+        return mean_over([] if losses is None else np.subtract(top["losses"], losses))
+
+    return Cost(
+        int(top["k"]),
+        float(clean["loss"]),
+        float(top["loss"]),
+        beyond(clean["losses"]),
+        beyond(arms["losses"].get("random")),
+        random=float(arms["mean"].get("random", np.nan)),
+        equal_mass=float(arms["mean"].get("equal_mass", np.nan)),
+        beyond_equal=beyond(arms["losses"].get("equal_mass")),
+        grown_R=np.array(top["grown"]),
+        grown_at=pd.Series(top["grown_at"]).dropna().astype(int).tolist(),
+        alone=_alone(study, top),
+    )
+
+
+def _alone(study: Study, top: pd.Series) -> tuple[str, float] | None:
+    """The head whose own strongest key costs more than half of that of all heads, by the whole
+    interval, and its cost; from a map by head beside the study.
+    """
+    run = study.beside.get("map")
+    if run is None or study.twin or run.info.settings["by"] != "head" or top["k"] != 1:
+        return None
+    cells = run.table("curve")
+    most = cells.loc[cells["mean"].idxmax()]
+    if not most["low"] > top["mean"] / 2:
+        return None
+    return f"head {most['head']:.0f} of layer {most['layer']:.0f}", float(most["mean"])
+
+
+def command_of(study: Study, command: str, python: str) -> str:
+    """The command that measures something of the model of a run, or Python if none can load it."""
+    model = study.run.info.model
+    if model.get("wrapped"):
+        return python
+    return f"sinklab {command} --model {shlex.quote(str(model.get('name', 'MODEL')))}"
+
+
+def contrast_of(studies: Iterable[Study]) -> str:
+    """How the models of a page differ, in one sentence; empty for one."""
+    recorded = [study for study in studies if study.layers]
+    return contrast([(study.answers, mobility_of(study.measured.motion)) for study in recorded])
+
+
+def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
+    """The first run of each kind about the same model: of its name, and of its weights if both
+    runs noted them; a curve by layer or head is of kind "map".
+    """
+    found: dict[str, Run] = {}
+    for run in runs:
+        one, other = study.info.model, run.info.model
+        weights = one.get("weights_sha256"), other.get("weights_sha256")
+        if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
+            kind = run.info.kind
+            if kind == "curve" and run.info.settings.get("by", "model") != "model":
+                kind = "map"
+            found.setdefault(kind, run)
+    return found

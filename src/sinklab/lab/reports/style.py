@@ -15,13 +15,6 @@ from matplotlib import rc_params_from_file
 from matplotlib.font_manager import findfont, get_font
 
 DPI = 170
-PAPERS = {
-    "neurips": (5.5, 2.7, 8),
-    "icml": (6.75, 3.25, 8),
-    "acl": (6.3, 3.03, 8),
-    "thesis": (6.0, 4.4, 10),
-}
-"""venue of figures -> inches of the text and of a column, points of letters"""
 SIGNS = str.maketrans({"\r": "", "\n": "↵", "Ċ": "↵", "\t": "⇥", " ": "␣"})
 """white space -> the sign that it is shown as"""
 
@@ -75,20 +68,14 @@ def _style_file() -> dict[str, Any]:
 
 
 @contextmanager
-def themed(paper: str = "") -> Iterator[None]:
-    """matplotlib's settings inside the block, with letters as large as those of PAPERS; drawing and
-    saving both belong inside.
-    """
+def themed() -> Iterator[None]:
+    """matplotlib's settings inside the block; drawing and saving both belong inside."""
     settings: Any = {
         **_style_file(),
         **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), LOOK.ink),
         **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), LOOK.muted),
         **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), LOOK.line),
     }
-    if paper:
-        for name in settings:
-            if name.endswith(("font.size", "fontsize", "labelsize", "titlesize")):
-                settings[name] *= PAPERS[paper][2] / 9
     with matplotlib.rc_context(settings):
         yield
 

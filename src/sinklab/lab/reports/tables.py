@@ -1,10 +1,7 @@
-"""The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side
-by side.
-"""
+"""The numbers of runs as tables, in memory and as files, and of two runs side by side."""
 
-# L layers, H heads
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,9 @@ from sinklab.lab.analysis import mean_over
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
 from sinklab.lab.analysis.verdicts import Verdict
 from sinklab.lab.analysis.words import CONTROLS
-from sinklab.lab.records import Run, write_beside
-from sinklab.lab.reports.recorded import statistics_table
+from sinklab.lab.records import Run
+from sinklab.lab.reports.measured import THREE
+from sinklab.lab.reports.printed import write_csv
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
 from sinklab.lab.reports.samples import MASK
 from sinklab.lab.reports.study import Study
@@ -69,21 +67,14 @@ def over_seeds(trainings: Sequence[Training]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def written(run: Training, name: str) -> pd.DataFrame:
-    """A table of the run as it is; empty if it was not written."""
-    found = run.table(name)
-    return pd.DataFrame() if found is None else found
-
-
-TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
+TRAINING_TABLES: dict[str, Callable[[Training], Any]] = {
     "outcome": outcome_table,
-    "history": lambda run: written(run, "history"),
-    "monitor": lambda run: written(run, "monitor"),
+    "history": attrgetter("history"),
+    "monitor": attrgetter("monitor"),
 }
-"""Tables of a report by name, of a training run."""
+"""Tables of a report by name, of a training run; None for one that it did not write."""
 
 
-MARKDOWN_ROWS = 60
 TEXT_SINK = "greatest text sink"
 MOBILITY = "(0 static, 1 moving)"
 BY_CLASS = "attention explained by class of token, %"
@@ -95,49 +86,14 @@ VERDICTS: Mapping[bool, Mapping[bool | None, str]] = {
 """whether it is a failure signature -> whether it holds -> the word"""
 
 
-def tokens_table(study: Study) -> pd.DataFrame:
-    """Tokens that are sinks (analysis paper, Table 2): events, frequency, occupancy, enrichment of
-    every token; no row without tokens.
-    """
-    if study.sink_tokens is None:
-        return pd.DataFrame()
-    return study.sink_tokens.rename(columns={"label": "token"})
-
-
 def classes_table(study: Study) -> pd.DataFrame:
     """Enrichment by class of token and by age of the position (masked, just committed, committed,
     prompt); no row without tokens.
     """
-    if study.classes is None:
+    if study.measured.classes is None:
         return pd.DataFrame()
-    parts = {"class": study.classes, "age": study.ages}
+    parts = {"class": study.measured.classes, "age": study.measured.ages}
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
-
-
-def rules_table(study: Study) -> pd.DataFrame:
-    """Sink rules side by side: the sinks of each, and its agreement with the first one (Jaccard
-    overlap).
-    """
-    shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
-    shown |= {"filtered": "filtered", "absorbed": "absorb", "agreement": "agreement"}
-    rules = study.measured.rules
-    return pd.DataFrame(
-        {column: [getattr(rule, name) for rule in rules] for column, name in shown.items()}
-    )
-
-
-def curve_table(study: Study) -> pd.DataFrame:
-    """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10), all layers
-    and each of them.
-    """
-    curve = study.curve
-    if curve is None:
-        return pd.DataFrame()
-    columns = {
-        f"layer_{layer}": row
-        for layer, row in zip(study.layers, curve.filtered_by_layer, strict=True)
-    }
-    return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
 
 
 def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> pd.DataFrame:
@@ -170,11 +126,12 @@ def _verdicts(study: Study) -> dict[str, str]:
     """
     if not study.layers:
         return {}
-    found = {}
-    if study.motion is not None and study.motion.mobility_over.samples:
-        found[f"mobility of the main sink {MOBILITY}"] = study.motion.word
-    if study.explained is not None:
-        found[BY_CLASS] = study.explained.word
+    found: dict[str, str | None] = {}
+    motion, explained = study.measured.motion, study.measured.explained
+    if motion is not None and motion.mobility_over.samples:
+        found[f"mobility of the main sink {MOBILITY}"] = motion.word
+    if explained is not None:
+        found[BY_CLASS] = explained.word
     ratio = study.measured.norm_ratio
     if ratio.samples:
         found[SHORT] = {True: "longer", False: "shorter", None: ""}[ratio.above(1)]
@@ -192,104 +149,49 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
     return frame[[TEXT_SINK not in name for name in frame.index]]
 
 
-TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
-    "sink_tokens": tokens_table,
+TABLES: dict[str, Callable[[Study], Any]] = {
+    "sink_tokens": attrgetter("measured.sink_tokens"),
     "classes": classes_table,
-    "layers": lambda study: study.over("layer"),
-    # motion of the main sink of every (sample, layer, head); the fields are those of
-    # ``sinks.Motion``
-    "motion": lambda study: study.measured.motions,
-    "rules": rules_table,
-    "curve": curve_table,
-    # every measure with interval, controls and verdict; the failure signatures
+    "layers": attrgetter("measured.by_layer"),
+    "motion": attrgetter("measured.motions"),
+    "rules": attrgetter("measured.rules"),
+    "curve": attrgetter("measured.curve"),
     "measures": measures_table,
-    # the three questions: word, number, interval, samples, detectable difference, controls,
-    # sentence
-    "answers": lambda study: study.answers.table,
-    # recorded statistics without a figure of their own, those of plug-ins included
-    "statistics": statistics_table,
+    "answers": attrgetter("answers.table"),
+    "statistics": attrgetter("measured.statistics"),
 }
-"""Tables of a report by name, of a run that traced texts."""
+"""Tables of a report by name, of a run that traced texts; None or no row for one that it recorded
+nothing for."""
 
 
 def table(run: Runs, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError
-    for another name.
+    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run; no row for one
+    that the run has nothing for. Raises ValueError for another name.
     """
     reader = as_shown(run)[0]
-    tables = _tables_of(reader)
+    tables = TRAINING_TABLES if isinstance(reader, Training) else TABLES
     one_of("table of a report", name, tables)
-    return tables[name](reader)
+    found = tables[name](reader)
+    return pd.DataFrame() if found is None else found
 
 
-def _tables_of(reader: Study | Training) -> Mapping[str, Callable[[Any], pd.DataFrame]]:
-    return TRAINING_TABLES if isinstance(reader, Training) else TABLES
-
-
-WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
-    "parquet": lambda table, path: table.to_parquet(path, index=False),
-    "csv": lambda table, path: table.to_csv(path, index=False),
-    "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
-}
-
-
-def write_tables(
-    runs: Runs,
-    folder: str | Path,
-    formats: Iterable[str] = tuple(WRITERS),
-    names: Iterable[str] | None = None,
-) -> list[Path]:
-    """Write the tables of some runs, a file per table and format, with the run in the first column.
+def write_tables(runs: Runs, folder: str | Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Write the tables of some runs, NAME.csv each, with the run in the first column.
 
     ``names``: all that there are of runs of this kind, when left out. A table that no run has
-    anything for is not written. Markdown shows at most 60 rows and says how many more there are.
-    Returns the paths. Raises ValueError for unknown formats or names.
+    anything for is not written. Returns the paths. Raises ValueError for unknown names.
     """
-    readers = as_shown(runs)
-    target = Path(folder)
-    formats = tuple(formats)
-    for form in formats:
-        one_of("format of a table", form, WRITERS)
+    readers, target = as_shown(runs), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in _tables_of(readers[0]) if names is None else names:
+    known = TRAINING_TABLES if isinstance(readers[0], Training) else TABLES
+    for name in known if names is None else names:
         parts = {run.label: table(run, name) for run in readers}
         parts = {label: part for label, part in parts.items() if len(part)}
-        if not parts:
-            continue
-        whole = pd.concat(parts, names=["run"]).reset_index("run").reset_index(drop=True)
-        for form in formats:
-            path = target / f"{name}.{form}"
-            write_beside(path, partial(WRITERS[form], whole))
-            written.append(path)
+        if parts:
+            whole = pd.concat(parts, names=["run"]).reset_index("run")
+            written.append(write_csv(target / f"{name}.csv", whole))
     return written
-
-
-def markdown(table: pd.DataFrame, most: int = MARKDOWN_ROWS) -> str:
-    """A table as GitHub Markdown, numbers with four digits; at most ``most`` rows."""
-    lines = [
-        "| " + " | ".join(map(_cell, table.columns)) + " |",
-        "|" + " --- |" * len(table.columns),
-    ]
-    lines += [
-        "| " + " | ".join(map(_cell, row)) + " |"
-        for row in table.head(most).itertuples(index=False)
-    ]
-    if len(table) > most:
-        lines.append(f"\n{len(table) - most:,} more rows are left out here.")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(value: object) -> str:
-    if value is None or value is pd.NA or value != value:
-        return "–"
-    if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
-    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
-    # a token's own spaces at its ends would not be seen
-    body = text.strip(" ")
-    lead = len(text) - len(text.lstrip(" "))
-    return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
 
 
 def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
@@ -353,9 +255,9 @@ def _sinks(measured: Any) -> dict[str, float]:
     by_layer = measured.by_layer
     means = by_layer.mean(numeric_only=True)
     return {
-        "tokens that are no sinks at ε = 3, %": 100 * measured.curve.at(3.0),
+        "tokens that are no sinks at ε = 3, %": 100 * measured.curve["filtered"][THREE],
         "sinks per head and step": means["sinks"],
-        "heads with a sink, %": 100 * measured.rules[0].rate,
+        "heads with a sink, %": 100 * measured.rules["heads_with_sink"][0],
         "attention on sinks, %": 100 * means["absorbed"],
         "attention on the added sink, %": 100 * means["added_share"],
         "attention on the greatest text position, %": 100 * means["text_share"],
@@ -384,7 +286,7 @@ def _motion(measured: Any) -> dict[str, float]:
 
 def _tokens(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
-    tokens, explained = measured.enriched("text"), measured.explained
+    tokens, explained = measured.sink_tokens, measured.explained
     if tokens is not None and tokens["events"].any():
         for mask in tokens[tokens["label"] == MASK].itertuples():
             found["sinks that are masks, %"] = 100 * mask.frequency
@@ -396,26 +298,27 @@ def _tokens(measured: Any) -> dict[str, float]:
 
 
 def _losses(study: Study) -> dict[str, float]:
-    frame = study.heldout
-    if frame is None:
+    if study.cost is None:
         return {}
     found = {}
-    for loss in frame[frame["k"] == 0]["loss"].head(1):
-        found["held-out loss, nothing blocked"] = float(loss)
-    for _, row in frame[frame["k"] > 0].iterrows():
-        what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
-        found[f"change of held-out loss, {int(row['k'])} {what} blocked"] = float(row["delta"])
+    for cell in study.cost.to_dict("records"):
+        if cell["k"] == 0:
+            found["held-out loss, nothing blocked"] = cell["loss"]
+            continue
+        what = "greatest sinks" if cell["control"] == "top" else f"{cell['control']} columns"
+        found[f"change of held-out loss, {cell['k']} {what} blocked"] = cell["mean"]
     return found
 
 
 def _removals(study: Study) -> dict[str, float]:
     """Keys that each edit blocked: means over samples and forward passes."""
     found: dict[str, float] = {}
-    if study.removals is None:
+    removals = study.table("removals")
+    if removals is None:
         return found
     numbers = {"keys": "keys blocked per head", "held": "attention on the blocked keys, %"}
     numbers |= {"removed": "attention removed, %", "overlap": "overlap of blocked keys, %"}
-    means = study.removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)
+    means = removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)
     for edit, row in means.mean().iterrows():
         for name, what in numbers.items():
             found[f"{edit}: {what}"] = row[name] * (1 if name == "keys" else 100)
@@ -424,7 +327,7 @@ def _removals(study: Study) -> dict[str, float]:
 
 def _activations(study: Study) -> dict[str, float]:
     """The hidden state that is furthest from the others, and whether such positions are sinks."""
-    rows = study.massive
+    rows = study.table("massive_activations")
     if rows is None:
         return {}
     return {

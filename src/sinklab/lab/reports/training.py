@@ -14,7 +14,7 @@ import pandas as pd
 
 from sinklab.core.registry import sinks
 from sinklab.lab.analysis.estimates import FEWEST, Estimate, mean_over
-from sinklab.lab.reports.samples import Reader, whole_table
+from sinklab.lab.reports.study import Reader
 
 # Settings that may differ between repeats: the seed, and options of running and reporting.
 FREE = frozenset(
@@ -79,47 +79,20 @@ class Training(Reader):
     """One run of kind "training"."""
 
     kind: ClassVar[str] = "training"
-    origin: ClassVar[str] = "a training run"
-    columns: ClassVar[dict[str, set[str]]] = {
-        "history": {"step", "tokens", "loss", "heldout_loss", "lr", "grad_norm"},
-        "heldout": {"loss"},
-        "heldout_rows": {"row", "loss"},
-        "monitor": {
-            "step",
-            "causal",
-            "layer",
-            "added",
-            "even_share",
-            "sink_share",
-            "top_text_share",
-            "sinks",
-            "text_sinks",
-            "main_added",
-            "main_first",
-            "main_early",
-            "main_other",
-            "main_none",
-            "mobility",
-            "text_mobility",
-            "value_added",
-            "value_sink",
-            "value_other",
-            "activation_added",
-            "activation_first",
-            "activation_other",
-            "activation_median",
-            "activation_ratio",
-        },
-    }
 
-    history = whole_table("history")
-    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other loss."""
-    monitor = whole_table("monitor")
-    """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
-    model.
-    """
-    heldout_rows = whole_table("heldout_rows")
-    """Loss of every held-out row of text at the end."""
+    @cached_property
+    def history(self) -> pd.DataFrame | None:
+        """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other
+        loss.
+        """
+        return self.table("history")
+
+    @cached_property
+    def monitor(self) -> pd.DataFrame | None:
+        """Measurements of the sink monitor: a row per measurement and layer, layer -1 for the whole
+        model.
+        """
+        return self.table("monitor")
 
     @cached_property
     def facts(self) -> pd.DataFrame:
@@ -160,7 +133,7 @@ class Training(Reader):
 
         Its interval is over rows of text; of 0 samples if these were not kept.
         """
-        rows, final = self.heldout_rows, self.table("heldout")
+        rows, final = self.table("heldout_rows"), self.table("heldout")
         if rows is not None and len(rows) > 1:
             return mean_over(rows["loss"])
         known: Any = ()
@@ -178,7 +151,7 @@ class Training(Reader):
 
         None if the rows were not kept, are of other text, or fewer than 8.
         """
-        mine, theirs = self.heldout_rows, other.heldout_rows
+        mine, theirs = self.table("heldout_rows"), other.table("heldout_rows")
         data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]
         if mine is None or theirs is None or data[0] != data[1] or len(mine) < FEWEST:
             return None

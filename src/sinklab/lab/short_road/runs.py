@@ -262,7 +262,7 @@ class Run(reading.Run):
             how: of `sinklab.report`; when left out, no tables are written beside the page.
         """
         folder = Path(tempfile.mkdtemp(prefix="sinklab-page-")) if out is None else out
-        page = Page(build.report(self.read, folder, **{"tables": ()} | how))
+        page = Page(build.report(self.read, folder, **{"tables": False} | how))
         if out is None:
             finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return page

@@ -16,11 +16,18 @@ from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
 from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import MATCHED
 from sinklab.lab.measures.names import ARMS, PROTOCOLS
-from sinklab.lab.reports import Printed, checked, percent, write_printed
+from sinklab.lab.reports import Printed, percent, write_printed
 from sinklab.lab.reports.runs import labels
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks import tables as paper
-from sinklab.lab.studies.benchmarks.tables import Benchmark, as_printed, found_in, key_words, signed
+from sinklab.lab.studies.benchmarks.tables import (
+    Benchmark,
+    as_printed,
+    checked,
+    found_in,
+    key_words,
+    signed,
+)
 
 POINTS = 0.05
 """Least loss that counts as the summary's «> 5 % performance drop», as a difference of two
@@ -81,7 +88,7 @@ def _cell(one: Benchmark, task: str) -> tuple[Row, pd.DataFrame]:
     score = one.score(task)
     assert score is not None
     columns = {"task", "filter", "doc_id", "right", "metrics"}
-    samples = checked(one.run, "samples", columns, what="a benchmark")
+    samples = checked(one.run, "samples", columns)
     samples = samples[(samples["task"] == task) & (samples["filter"] == score["filter"])]
     right = [
         json.loads(metrics).get(score["metric"], first)
@@ -98,7 +105,7 @@ def _cell(one: Benchmark, task: str) -> tuple[Row, pd.DataFrame]:
         cell |= {"control": one.control, "k": one.k}
         # likelihoods know a clean pass alone, whatever was asked for
         columns = {"task", "protocol", *DOSE_COLUMNS}
-        doses = checked(one.run, "doses", columns, what="a benchmark with blocked keys")
+        doses = checked(one.run, "doses", columns)
         cell |= doses.set_index("task").loc[task, ["protocol", *DOSE_COLUMNS]].to_dict()
     cell |= {"accuracy": score["value"], "floor": floor, "run": str(one.run.path)}
     cell |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict()

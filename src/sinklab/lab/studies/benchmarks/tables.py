@@ -17,7 +17,6 @@ import pandas as pd
 from sinklab.core.instrument import DOSE_COLUMNS, Dose
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
-from sinklab.lab.reports import checked
 from sinklab.lab.studies import Row, of_each
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER
@@ -223,6 +222,17 @@ _COMMON = ("acc", "exact_match", "pass@1", "accuracy")
 _COLUMNS = {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"}
 
 
+def checked(run: Run, name: str, columns: set[str]) -> pd.DataFrame:
+    """A table that has ``columns``; ValueError naming the missing ones otherwise."""
+    frame = run.table(name)
+    if missing := columns - set(frame.columns):
+        raise ValueError(
+            f"{run.path}: table {name} is not that of a benchmark: it lacks "
+            f"{', '.join(sorted(missing))}."
+        )
+    return frame
+
+
 @dataclass(frozen=True, eq=False)
 class Benchmark:
     """One run of kind "benchmark" that came to its end."""
@@ -259,7 +269,7 @@ class Benchmark:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The table ``scores``. Raises ValueError when columns are missing."""
-        return checked(self.run, "scores", _COLUMNS, what="a benchmark")
+        return checked(self.run, "scores", _COLUMNS)
 
     @property
     def tasks(self) -> list[str]:
