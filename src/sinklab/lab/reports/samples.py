@@ -46,9 +46,9 @@ class NotRecorded(ValueError):
     """Raised if a result needs something that the run did not record."""
 
 
-READ = ("received", "visible", "positions", "step_number", "value_norm", "key_norm")
+READ = ("visible", "positions", "step_number", "value_norm", "key_norm")
 READ += ("share_by_state", "window_received", "last_row_main")
-"""arrays that facts are made of"""
+"""arrays that facts are made of, besides received attention"""
 FIRST = "first token"
 """names the text position 0, whatever its token"""
 OTHER = "other token"
@@ -160,8 +160,9 @@ class Sample:
 
     def derived(self) -> dict[str, np.ndarray]:
         """The facts, from the arrays."""
+        arrays = {"received": self.stored("received")}
         found = facts(
-            {name: self.stored(name) for name in READ if name in self.dims},
+            arrays | {name: self.stored(name) for name in READ if name in self.dims},
             self.states_TS if self.has_tokens else None,
             rule=self.rule,
             added=self.added,
