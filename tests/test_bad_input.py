@@ -37,7 +37,7 @@ from sinklab.lab.cli.main import main
 from sinklab.lab.cli.progress import show
 from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.files import DEEPEST, from_json, read_json
-from sinklab.lab.records import Contents, RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
 from sinklab.lab.training.checkpoints import read_position
 from tiny_diffusion import save_tiny
@@ -207,9 +207,9 @@ def run(tmp_path_factory):
     ) as out:
         for part in range(2):
             text = {"sample": [part] * 2, "step": [0, 1], "text": ["a", "b"]}
-            out.write(part, {part: Contents({"tokens": text})})
+            one = Arrays({"received": np.ones((4, 8))}, {"received": ("step", "key")})
+            out.write(part, {part: Contents({"tokens": text}, {"attention": one})})
         out.table("generations", {"prompt": ["x"], "completion": ["y"]})
-        out.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
     return folder
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from refusals import refused
-from sinklab.lab.records import RunWriter, open_run, write_beside
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run, write_beside
 from sinklab.lab.records.info import read_info
 from sinklab.lab.records.reading import lost_files
 
@@ -18,20 +18,24 @@ def writer(path, **how):
     return RunWriter(path, kind="study", model={}, settings={}, seed=0, **how)
 
 
+BIG = np.zeros(100_000)
+ONES = Arrays({"received": np.ones((4, 8))}, {"received": ("step", "key")})
+
+
 @pytest.fixture
 def folder(tmp_path):
-    with writer("run") as run:
+    with writer("run", samples=1) as run:
         run.table("tokens", {"position": list(range(50))})
-        run.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
+        run.write(0, {0: Contents({}, {"attention": ONES})})
     open_run("run")
     return tmp_path / "run"
 
 
 READS = {
-    "attention.safetensors": (
-        lambda run: run.arrays("attention"),
-        lambda run: run.array("attention", "received"),
-        lambda run: run.to_xarray("attention"),
+    "attention-0000.safetensors": (
+        lambda run: run.arrays("attention", 0),
+        lambda run: run.array("attention", "received", 0),
+        lambda run: run.to_xarray("attention", 0),
     ),
     "tokens.parquet": (lambda run: run.table("tokens"),),
 }
@@ -124,11 +128,13 @@ def test_full_disk_for_real(tmp_path):
     the command line says in one line that the disk is full.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with writer(tmp_path) as run:
+    with (
+        pytest.raises(OSError, match=r"File too large|os error"),
+        writer(tmp_path, samples=1) as run,
+    ):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
         try:
-            with pytest.raises(OSError, match=r"File too large|os error"):
-                run.arrays("attention", {"x": np.zeros(100_000)}, dims={"x": ("key",)})
+            run.write(0, {0: Contents({}, {"a": Arrays({"x": BIG}, {"x": ("key",)})})})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -175,7 +181,7 @@ def test_a_reader_follows_a_run_that_is_being_written(tmp_path):
     assert open_run(tmp_path).tables == ("curve",)
 
 
-@pytest.mark.parametrize("name", ["run.json", "attention.safetensors", "tokens.parquet"])
+@pytest.mark.parametrize("name", ["run.json", "attention-0000.safetensors", "tokens.parquet"])
 def test_a_link_in_place_of_a_file_is_refused(folder, tmp_path, name):
     shutil.move(folder / name, tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)

@@ -86,7 +86,6 @@ def test_samples_are_read_together_or_one_by_one():
 
 def test_wrong_samples_are_named():
     run = write("run", samples=3, parts=range(3))
-    refused("read one of them, e.g. sample=0", run.arrays, "attention")
     refused("no sample 7 of 'tokens'", run.table, "tokens", 7)
     refused("is 'attend'; did you mean", run.arrays, "attend", 0)
     refused("no array 'recieved'", run.array, "attention", "recieved", 0)

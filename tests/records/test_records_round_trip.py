@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.lab.records import SCHEMA, RunWriter, open_run, weights_hash
+from sinklab.lab.records import SCHEMA, Arrays, Contents, RunWriter, open_run, weights_hash
 
 MODEL = {"name": "tiny", "layers": 2}
 
@@ -18,16 +18,14 @@ def writer(path, **changes):
 
 def test_what_is_written_is_read(tmp_path):
     received = np.linspace(0, 3, 24).reshape(2, 3, 4)
-    with writer(tmp_path / "deep" / "run") as run:
+    with writer(tmp_path / "deep" / "run", samples=1) as run:
         run.table(
             "tokens", {"position": [0, 1], "text": ["a", "\n<b>"], "flag": np.array([True, False])}
         )
         run.table("steps", pd.DataFrame({"step": [0, 1, 2]}))
-        run.arrays(
-            "attention",
-            {"received": received, "visible": np.array([[3, 3], [3, 2]])},
-            dims={"received": ("step", "layer", "key"), "visible": ("step", "sample")},
-        )
+        arrays = {"received": received, "visible": np.array([[3, 3], [3, 2]])}
+        dims = {"received": ("step", "layer", "key"), "visible": ("step", "sample")}
+        run.write(0, {0: Contents({}, {"attention": Arrays(arrays, dims)})})
     got = open_run(tmp_path / "deep" / "run")
     info = got.info
     assert (info.status, info.error, info.schema) == ("complete", None, SCHEMA)
@@ -37,11 +35,11 @@ def test_what_is_written_is_read(tmp_path):
         info.seed = 8
     assert got.tables == ("steps", "tokens") and got.array_files == ("attention",)
     assert got.table("tokens")["text"].tolist() == ["a", "\n<b>"]
-    arrays = got.arrays("attention")
+    arrays = got.arrays("attention", 0)
     assert arrays["received"].dtype == np.float64 and np.array_equal(arrays["received"], received)
     assert arrays["visible"].dtype.kind == "i" and arrays["visible"].tolist() == [[3, 3], [3, 2]]
-    assert got.dims("attention")["received"] == ("step", "layer", "key")
-    named = got.to_xarray("attention")["received"]
+    assert got.dims("attention", 0)["received"] == ("step", "layer", "key")
+    named = got.to_xarray("attention", 0)["received"]
     assert named.dims == ("step", "layer", "key") and np.array_equal(named, arrays["received"])
     # Pandas alone reads a table.
     assert [*pd.read_parquet(got.path / "steps.parquet")["step"]] == [0, 1, 2]
@@ -51,13 +49,11 @@ def test_tensors_bfloat16_and_nan(tmp_path):
     value = torch.tensor(
         [[1.5, float("nan"), float("inf")]], dtype=torch.bfloat16, requires_grad=True
     )
-    with writer(tmp_path) as run:
-        run.arrays(
-            "a",
-            {"x": value, "t": np.arange(6.0).reshape(2, 3).T},
-            dims={"x": ("row", "n"), "t": ("n", "k")},
-        )
-    got = open_run(tmp_path).arrays("a")
+    values = {"x": value, "t": np.arange(6.0).reshape(2, 3).T}
+    with writer(tmp_path, samples=1) as run:
+        given = Arrays(values, {"x": ("row", "n"), "t": ("n", "k")})
+        run.write(0, {0: Contents({}, {"a": given})})
+    got = open_run(tmp_path).arrays("a", 0)
     assert got["x"][0, 0] == 1.5 and np.isnan(got["x"][0, 1]) and np.isinf(got["x"][0, 2])
     assert got["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
@@ -70,9 +66,9 @@ def test_settings_that_json_cannot_hold_are_refused(tmp_path):
 def test_what_cannot_be_written_is_named(tmp_path):
     with writer(tmp_path) as run:
         refused("table 't' do not form a table", run.table, "t", {"a": [1], "b": [1, 2]})
-        one = {"a": np.zeros(2)}
-        refused(r"'a' has shape \(2,\)", run.arrays, "x", one, {})
-        refused(r"'a' has shape \(2,\)", run.arrays, "x", one, {"a": ("step", "key")})
+        for dims in ({}, {"a": ("step", "key")}):
+            one = Contents({}, {"x": Arrays({"a": np.zeros(2)}, dims)})
+            refused(r"'a' has shape \(2,\)", run.write, 0, {0: one})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
 
 

@@ -30,7 +30,7 @@ LARGE = 1 << 20
 class Run:
     """One run folder, open for reading; nothing is kept in memory.
 
-    A table or file of arrays is written whole, or in parts of some samples; then ``sample`` chooses
+    A table is written whole, or in parts of some samples as arrays are; then ``sample`` chooses
     one. Each file is held against its checksum when it is first read (`as_written`).
     """
 
@@ -84,17 +84,16 @@ class Run:
             return frames[0]
         return pd.concat(frames, ignore_index=True)
 
-    def arrays(self, name: str, sample: int | None = None) -> dict[str, np.ndarray]:
-        """The arrays of file ``name`` (of one sample of it), as stored: those of a trace usually as
+    def arrays(self, name: str, sample: int) -> dict[str, np.ndarray]:
+        """The arrays of file ``name`` of one sample, as stored: those of a trace usually as
         float16, to be widened before summing.
 
-        Raises ValueError for an unknown name or sample, a file in parts without ``sample``, and a
-        damaged file.
+        Raises ValueError for an unknown name or sample, and a damaged file.
         """
         with self._opened(name, sample) as (handle, keys):
             return {key: handle.get_tensor(place) for key, place in keys.items()}
 
-    def array(self, name: str, key: str, sample: int | None = None) -> np.ndarray:
+    def array(self, name: str, key: str, sample: int) -> np.ndarray:
         """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an
         unknown key.
         """
@@ -103,19 +102,19 @@ class Run:
                 return handle.get_tensor(keys[key])
         raise ValueError(f"{name} of {self.path} has no array {key!r}; it has {', '.join(keys)}")
 
-    def shape(self, name: str, key: str, sample: int | None = None) -> tuple[int, ...]:
+    def shape(self, name: str, key: str, sample: int) -> tuple[int, ...]:
         """Shape of one array of a file, which is not read."""
         with self._opened(name, sample) as (handle, keys):
             return tuple(handle.get_slice(keys[key]).get_shape())
 
-    def dims(self, name: str, sample: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Names of the axes of each array of file ``name`` (of one sample of it)."""
+    def dims(self, name: str, sample: int) -> dict[str, tuple[str, ...]]:
+        """Names of the axes of each array of file ``name`` of one sample."""
         with self._opened(name, sample) as (handle, keys):
             noted = from_json(handle.metadata()[DIMS_KEY])
             return {key: tuple(noted[key]) for key in keys}
 
-    def to_xarray(self, name: str, sample: int | None = None) -> xr.Dataset:
-        """The arrays of file ``name`` (of one sample of it) with the names of their axes.
+    def to_xarray(self, name: str, sample: int) -> xr.Dataset:
+        """The arrays of file ``name`` of one sample with the names of their axes.
 
         Raises ValueError like `arrays`.
         """
@@ -126,16 +125,11 @@ class Run:
         return xr.Dataset({key: (dims[key], array) for key, array in arrays.items()})
 
     @contextmanager
-    def _opened(self, name: str, sample: int | None) -> Iterator[tuple[Any, dict[str, str]]]:
-        """A file of arrays, open, and the keys of its arrays (of one sample) in it."""
-        file = self._files(ARRAYS, name, sample)[0]
-        if sample is None and file.name != file_of(name, ARRAYS):
-            raise ValueError(
-                f"{name!r} of {self.path} is written in parts, and samples may differ in shape; "
-                f"read one of them, e.g. sample={self.samples[0]}"
-            )
+    def _opened(self, name: str, sample: int) -> Iterator[tuple[Any, dict[str, str]]]:
+        """A file of arrays, open, and the keys of the arrays of a sample in it."""
+        (file,) = self._files(ARRAYS, name, sample)
+        head = f"{sample}/"
         with undamaged(file), safe_open(file, framework="numpy") as handle:
-            head = "" if sample is None else f"{sample}/"
             stored = [key for key in sorted(handle.keys()) if key.startswith(head)]
             yield handle, {key.removeprefix(head): key for key in stored}
 

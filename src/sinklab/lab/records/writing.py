@@ -241,7 +241,7 @@ class RunWriter:
         none.
 
         Each table needs a column ``sample`` to be read by sample, and every array is stored under
-        the name ``SAMPLE/KEY``. Raises like `table` and `arrays`.
+        the name ``SAMPLE/KEY``. Raises as `table` and `storage.dense`.
         """
         tables: dict[str, list[Any]] = {}
         arrays: dict[str, Arrays] = {}
@@ -261,15 +261,6 @@ class RunWriter:
         Raises ValueError for unequal columns, and values that Parquet cannot hold.
         """
         self._put(None, {name: [_as_table(name, columns)]}, {})
-
-    def arrays(
-        self, name: str, values: Mapping[str, Any], dims: Mapping[str, tuple[str, ...]]
-    ) -> None:
-        """Write (or replace) the whole file ``name`` of `Arrays`.
-
-        Raises ValueError as `storage.dense`; OSError for a disk that refuses.
-        """
-        self._put(None, {}, {name: storage.dense(Arrays(values, dims))})
 
     def _put(
         self, part: int | None, tables: Mapping[str, list[Any]], arrays: Mapping[str, Arrays]

@@ -223,7 +223,9 @@ class Run(reading.Run):
         Raises:
             ValueError: for an unknown name or sample, and several samples without ``sample``.
         """
-        if sample is None and len(self.samples) == 1:
+        if sample is None:
+            if len(self.samples) != 1:
+                raise ValueError(f"{self.path} has the samples {[*self.samples]}; choose one")
             sample = self.samples[0]
         data = super().to_xarray(name, sample)
         if name != "attention" or self.info.kind != "study":
