@@ -34,18 +34,18 @@ def random_kills(kind: str, folder: Path, kills: int, dice: random.Random) -> di
     """Kill so many runs of a kind; those that were over before do not count."""
     place, log = folder / "run", folder / "log.txt"
     began = time.perf_counter()
-    assert forked(lambda: KINDS[kind](place, False), log=log) == 0, log.read_text()
+    assert forked(lambda: KINDS[kind](place), log=log) == 0, log.read_text()
     whole, seconds = contents(place), time.perf_counter() - began
     done: list[dict[str, Any]] = []
     while len(done) < kills:
         shutil.rmtree(place, ignore_errors=True)
         after = [dice.uniform(0.0, seconds)]
-        if forked(lambda: KINDS[kind](place, False), after[0], log) >= 0:
+        if forked(lambda: KINDS[kind](place), after[0], log) >= 0:
             continue
         files = sum(path.is_file() for path in place.rglob("*"))
         if dice.random() < 0.25:
             after.append(dice.uniform(0.0, seconds))
-            forked(lambda: KINDS[kind](place, True), after[1], log)
+            forked(lambda: KINDS[kind](place), after[1], log)
         why = resumed(kind, place, whole)
         done.append(
             {"seconds": [round(one, 3) for one in after], "files_left": files, "wrong": why}

@@ -105,12 +105,12 @@ def traced(loaded, folder, settings, **how):
     return open_run(study(loaded, folder, settings, **how))
 
 
-def units(place, resume):
+def units(place):
     """What every study in parts does, and nothing else."""
     Sleeping()(None, place, Sleeping.Settings(units=2, least=0.0))
 
 
-def trace(place, resume, twin=True):
+def trace(place, twin=True):
     from sinklab.lab.studies.trace.study import StudySettings, study
 
     texts = {
@@ -121,14 +121,14 @@ def trace(place, resume, twin=True):
     study(tiny_loaded(1), place, StudySettings(**texts, twin=twin))
 
 
-def curve(place, resume):
+def curve(place):
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
     masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text))
 
 
-def evaluated(place, resume):
+def evaluated(place):
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 
     settings = EvalSettings(
@@ -137,7 +137,7 @@ def evaluated(place, resume):
     Evaluation(toy_tasks())(tiny_loaded(1), place, settings)
 
 
-def table1(place, resume):
+def table1(place):
     from sinklab.lab.studies.benchmarks import run
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
 
@@ -146,13 +146,14 @@ def table1(place, resume):
     settings = EvalSettings(
         tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3
     )
-    with patch.object(run, "read_tasks", lambda settings, given: read(settings, toy_tasks()[:1])):
+    toys = patch.object(run, "read_tasks", lambda settings, *_: read(settings, toy_tasks()[:1]))
+    with toys:
         run.table1(
             {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))
         )
 
 
-def train(place, resume):
+def train(place):
     from sinklab.lab.training import train
 
     often = {"save_every": 2, "monitor_every": 2}
@@ -163,18 +164,18 @@ def train(place, resume):
             sink_kind="token",
             sink_count=1,
             out=str(place),
-            resume=resume and place.exists(),
+            resume=place.exists(),
         )
     )
 
 
-def report(place, resume):
+def report(place):
     """A page without its pictures, which are no files of their own."""
     from pictures import undrawn
     from sinklab.lab.reports import report
 
     if not (given_text() / "traced" / "run.json").exists():
-        trace(given_text() / "made", False, twin=False)
+        trace(given_text() / "made", twin=False)
         (given_text() / "made").rename(given_text() / "traced")
     with patch("sinklab.lab.reports.build.svg_of", undrawn):
         report([open_run(given_text() / "traced")], place)
@@ -319,7 +320,7 @@ def steps_of(kind, folder, share):
             before[0] = found
 
     with watched(place, at_step):
-        KINDS[kind](place, False)
+        KINDS[kind](place)
     # forks need not look again at what is there
     gc.collect()
     gc.freeze()
@@ -344,13 +345,13 @@ def failing_at(kind, place, number):
             raise OSError(errno.EIO, f"made to fail: {step}")
 
     with watched(place, at_step):
-        KINDS[kind](place, False)
+        KINDS[kind](place)
 
 
 def resumed(kind, place, whole):
     """Go on with a run; what is wrong with it then, empty for nothing."""
     try:
-        KINDS[kind](place, True)
+        KINDS[kind](place)
     except Exception:
         return f"cannot be gone on with: {traceback.format_exc()[-1500:]}"
     if apart := difference(place, whole):

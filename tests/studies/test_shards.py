@@ -54,8 +54,8 @@ def test_a_run_that_was_cut_short_goes_on_in_shards(shards, monkeypatch):
 
     with ThreadPoolExecutor(shards) as pool:
         assert [*pool.map(write, range(shards))] == [out] * shards
-    assert sorted(text for text in said if "observation" in text) == [
-        f"writing sample {number} of 5 under observation" for number in (2, 3, 5)
+    assert sorted(text for text in said if text.startswith("writing")) == [
+        f"writing sample {number} of 5" for number in (2, 3, 5)
     ]
     assert difference(out, whole) == ""
     assert not list(out.glob(".*"))
