@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
-from sinklab.lab.scoring.likelihood import Job, LikelihoodSettings, Scorer, score
-from sinklab.lab.scoring.requests import Plan
+from sinklab.lab.scoring.likelihood import Job, LikelihoodSettings, run, score
+from sinklab.lab.scoring.requests import Plan, read_requests, scoring_edits
 
 
 def every_mask(tokens):
@@ -16,17 +16,17 @@ def every_mask(tokens):
     numbers_N = torch.arange(1, 2**tokens)
     masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
     weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
-    rows_N = np.arange(len(masked_NL))
-    return Plan(masked_NL, masked_NL, rows_N, np.array(weights_N), False, rows_N)
+    return Plan(masked_NL, masked_NL, weights_n=np.array(weights_N))
 
 
 def exact(loaded, context, continuation, cfg_scale=0.0, edits=()):
     """The number that the Monte Carlo estimates mean, over all masks of the continuation:
     Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens.
     """
-    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
-    (request,) = scorer.read([(context, continuation)])
-    (job,) = scorer.run([Job(request, every_mask(len(continuation)))])
+    (request,) = read_requests(loaded, [(context, continuation)], None)
+    jobs = [Job(request, every_mask(len(continuation)))]
+    edits = scoring_edits(edits, is_diffusion=True)
+    (job,) = run(loaded, jobs, LikelihoodSettings(cfg_scale=cfg_scale), edits)
     return job.plan.result(job.sums_N)[0]
 
 
@@ -59,7 +59,7 @@ def plain_score(loaded, context, continuation, plan, cfg_scale=0.0):
             loaded, context, continuation, plan.masked_NL[row].tolist(), cfg_scale
         )
         values.append(weight * logp_L[plan.wanted_NL[row]].sum().item())
-    return math.fsum(values) / (len(values) if plan.is_mean else 1)
+    return math.fsum(values) / len(values)
 
 
 def plain_chain(loaded, context, continuation, cfg_scale=0.0):

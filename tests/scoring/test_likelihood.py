@@ -91,7 +91,7 @@ def test_a_forward_has_so_many_rows_at_most():
         )
         score(
             loaded,
-            REQUESTS * 2,
+            REQUESTS * 4,
             LikelihoodSettings(samples=9, batch=4, cfg_scale=cfg_scale),
             greedy=True,
         )

@@ -413,7 +413,7 @@ def _masks(
     plan = monte_carlo(int(scored_S.sum()), group, settings, merge=False)
     masked_NS = torch.zeros(len(plan.masked_NL), len(scored_S), dtype=torch.bool)
     masked_NS[:, scored_S] = plan.masked_NL
-    return masked_NS, torch.from_numpy(plan.weights_n[plan.numbers_N]) / samples
+    return masked_NS, torch.as_tensor(plan.weights_n) / samples
 
 
 def _denoised(

@@ -2,26 +2,24 @@
 for autoregressive ones; with interventions and guidance.
 """
 
-# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted
-# positions, C columns V vocabulary
-import itertools
+# B rows of a forward, N rows of a job, S positions of a text, L tokens of a continuation, M wanted
+# positions, C columns, V vocabulary
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import cross_entropy
 
 from sinklab.core.instrument import Dose, Intervention, intervene
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import requests as asked
-from sinklab.lab.scoring.requests import Ids, Place, Plan, Request, placed, scoring_edits
+from sinklab.lab.scoring.requests import Ids, Plan, Request, placed, scoring_edits
 from sinklab.lab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.lab.scoring.writing import (
     Writing,
@@ -32,16 +30,13 @@ from sinklab.lab.scoring.writing import (
     totals,
 )
 
-__all__ = ["LikelihoodSettings", "Scored", "rolling", "score", "scoring_edits"]
-
 MOST_LOGITS = 2**28
 """Numbers among the logits of one forward: a gigabyte in float32."""
-_PIECE = 4096
 
 
 @dataclass(eq=False)
 class Job:
-    """The rows of one request."""
+    """A request, the rows to run for it, and what came of them."""
 
     request: Request
     plan: Plan
@@ -49,252 +44,132 @@ class Job:
     def __post_init__(self) -> None:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
         self.is_likeliest = True
-        """Whether every wanted token so far is the likeliest one of all; read of autoregressive
-        models alone.
+        """Whether every wanted token is the likeliest one of all; read of autoregressive models
+        alone.
         """
         self.taken_N2: Any = 0
         """Removals by edits from its rows; see `taken`."""
-        self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
-        """The most wanted tokens of a row."""
 
 
-Row = tuple[Job, int]
-"""A row of a job, by its number."""
-
-
-class Scorer:
-    """Runs a model over texts, padded on the right, with guidance and interventions.
+def run(
+    loaded: Loaded,
+    jobs: Iterable[Job],
+    settings: LikelihoodSettings,
+    edits: Sequence[Intervention] = (),
+    *,
+    measure: bool = True,
+) -> Iterator[Job]:
+    """Fill the sums of the jobs; rows of texts of one length that follow each other share forwards.
 
     A diffusion model reads noisy copies; an autoregressive one the text without its last token, as
     nothing follows it.
     """
+    copies = 1 + bool(settings.cfg_scale)
+    forward = _continued(loaded)
+    if loaded.is_diffusion:
+        forward = _denoised(loaded)
+    for _, alike in groupby(jobs, key=lambda job: job.request.length):
+        some = [*alike]
+        wanted = copies * max(len(job.request.continuation) for job in some)
+        most = MOST_LOGITS // (wanted * loaded.config.vocab_size)
+        size = max(1, min(settings.batch // copies, most))
+        rows = [(job, number) for job in some for number in range(len(job.sums_N))]
+        for start in range(0, len(rows), size):
+            _fill(loaded, rows[start : start + size], forward, settings, edits, measure)
+        yield from some
 
-    measure = True
-    """Whether to measure the share that edits really remove, at the cost of a pass over queries and
-    keys a layer.
-    """
+
+@torch.inference_mode()
+def _fill(
+    loaded: Loaded,
+    batch: Sequence[tuple[Job, int]],
+    forward: Callable[..., Tensor],
+    settings: LikelihoodSettings,
+    edits: Sequence[Intervention],
+    measure: bool,
+) -> None:
+    """Sums of some rows, each a job and its number, of texts of one length."""
+    closing: tuple[int, ...] = ()
+    if loaded.is_diffusion:
+        closing = loaded.config.closing_of(batch[0][0].request.context)
+    requests = [job.request for job, _ in batch]
+    ids_BS = torch.tensor([[*one.context, *one.continuation, *closing] for one in requests])
+    flags_2BS = torch.zeros(2, *ids_BS.shape, dtype=torch.bool)
+    bare_BS = torch.zeros_like(flags_2BS[0])
+    for row, (job, number) in enumerate(batch):
+        start, end = len(job.request.context), job.request.length
+        flags_2BS[0, row, start:end] = job.plan.masked_NL[number]
+        flags_2BS[1, row, start:end] = job.plan.wanted_NL[number]
+        bare_BS[row, :start] = True
+    masked_BS, wanted_BS = flags_2BS
+    places = [(settings.seed, job.request.group, number) for job, number in batch]
+    labels_M, rows_M = ids_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
+    if settings.cfg_scale:
+        # both readings of a row in one forward; without the context it stays masked for later
+        # blocks too
+        mask_id = loaded.config.mask_token_id
+        ids_BS = torch.cat([ids_BS, ids_BS.masked_fill(bare_BS, mask_id)])
+        masked_BS, wanted_BS, places = masked_BS.repeat(2, 1), wanted_BS.repeat(2, 1), places * 2
     taken_BN2: Any = 0
-    """Removals by edits in the last forward."""
-
-    def __init__(
-        self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention | str] = ()
-    ) -> None:
-        """Raises ValueError for a model, guidance or edits that cannot score."""
-        asked.needs_mask(loaded, "a score")
-        if settings.cfg_scale and not loaded.is_diffusion:
-            raise ValueError(
-                "guidance masks the context, which only a diffusion model can read, but "
-                f"{loaded.name} is {loaded.family}; leave out cfg_scale"
-            )
-        self.loaded = loaded
-        self.model = cast(Any, loaded.model)
-        self.denoises = loaded.is_diffusion
-        self.edits = scoring_edits(edits, is_diffusion=self.denoises)
-        self.seed = settings.seed
-        self.cfg_scale = settings.cfg_scale
-        self._copies = 1 + bool(self.cfg_scale)
-        self.rows = max(1, settings.batch // self._copies)
-        self._unpadded: Any = None
-        if self.denoises:
-            # kept, as it holds tensors that are the same for every text of a shape
-            self._unpadded = self.model.denoiser()
-
-    def read(
-        self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None
-    ) -> list[Request]:
-        """Read the requests with `read_requests`. Raises ValueError also for an edit that names
-        positions which a text does not have.
-        """
-        found = asked.read_requests(self.loaded, requests, groups)
-        asked.check_positions(self.edits, [each.length - (not self.denoises) for each in found])
-        return found
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Fill the sums of the jobs; each comes back when its last row is done."""
-        batch: list[Row] = []
-        for job in jobs:
-            if not len(job.sums_N):
-                yield job
-            for row in ((job, number) for number in range(len(job.sums_N))):
-                if batch and not self._fits([*batch, row]):
-                    yield from self._finished(batch)
-                    batch = []
-                batch.append(row)
-        if batch:
-            yield from self._finished(batch)
-
-    def _fits(self, batch: Sequence[Row]) -> bool:
-        """Whether these rows may ride in one forward."""
-        if self.denoises:
-            wanted = sum(job.widest for job, _ in batch)
-        else:
-            # of all rows the columns among which the wanted positions of any lie
-            texts = [job.request for job, _ in batch]
-            columns = max(text.length for text in texts) - min(len(text.context) for text in texts)
-            wanted = columns * len(batch)
-        return (
-            len(batch) <= self.rows
-            and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
-        )
-
-    def _finished(self, batch: Sequence[Row]) -> Iterator[Job]:
-        masked = [job.plan.masked_NL[number] for job, number in batch]
-        wanted = [job.plan.wanted_NL[number] for job, number in batch]
-        places = [
-            (self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch
-        ]
-        logits_MV, labels_M, rows_M = self.logits(
-            [job.request for job, _ in batch], masked, wanted, places
-        )
-        taken_BN2 = self.taken_BN2
-        # a piece at a time, so that no second copy of all logits is made
-        labels = labels_M.to(logits_MV.device).split(_PIECE)
-        pieces = zip(logits_MV.split(_PIECE), labels, strict=True)
-        logp_M = torch.cat(
-            [
-                -F.cross_entropy(at_least_float32(some_MV), right_M, reduction="none")
-                for some_MV, right_M in pieces
-            ]
-        )
-        if bool(logp_M.isnan().any()):
-            raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
-        sums_B = (
-            torch.zeros(len(batch), dtype=torch.float64)
-            .index_add(0, rows_M, logp_M.double().cpu())
-            .tolist()
-        )
-        wrong = set()
-        if not self.denoises:
-            wrong = {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
-        for row, (job, number) in enumerate(batch):
-            job.sums_N[number] = sums_B[row]
-            job.is_likeliest &= row not in wrong
-            if isinstance(taken_BN2, Tensor):
-                # guidance reads each row twice
-                job.taken_N2 = job.taken_N2 + taken_BN2[row :: len(batch)].sum(0)
-            if number + 1 == len(job.sums_N):
-                yield job
-
-    @torch.inference_mode()
-    def logits(
-        self,
-        requests: Sequence[Request],
-        masked: Sequence[Tensor],
-        wanted: Sequence[Tensor],
-        places: Sequence[Place],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens
-        and the rows (M,).
-
-        Args:
-            requests: of each row.
-            masked: of each row, bool (L,), tokens of the continuation that are [MASK].
-            wanted: of each row, bool (L,), tokens with logits that are needed.
-            places: of each row, for the draws of random controls.
-        """
-        mask_id = 0
-        closings = [() for _ in requests]
-        if self.denoises:
-            mask_id = self.model.config.mask_token_id
-            closings = [self.model.config.closing_of(each.context) for each in requests]
-        texts = [
-            torch.tensor(each.context + each.continuation + closing)
-            for each, closing in zip(requests, closings, strict=True)
-        ]
-        clean_BS = pad_sequence(texts, True)
-        begins = [len(request.context) for request in requests]
-        ends = [len(closing) for closing in closings]
-        masked_BS, wanted_BS = (
-            pad_sequence(
-                [
-                    F.pad(flags_L, around)
-                    for *around, flags_L in zip(begins, ends, some, strict=True)
-                ],
-                True,
-            )
-            for some in (masked, wanted)
-        )
-        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor(
-            [[len(text_S)] for text_S in texts]
-        )
-        ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
-        labels_M = clean_BS[wanted_BS]
-        rows_M = wanted_BS.nonzero()[:, 0]
-        if not self.cfg_scale:
-            return self._evaluate(ids_BS, real_BS, wanted_BS, clean_BS, places), labels_M, rows_M
-        # both readings of a row in one forward
-        bare_BS = ids_BS.masked_fill(
-            torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id
-        )
-        # without the context it stays hidden from later blocks too
-        bare_clean_BS = torch.where(bare_BS == ids_BS, clean_BS, bare_BS)
-        flags = real_BS.repeat(2, 1), wanted_BS.repeat(2, 1)
-        twice = (
-            torch.cat([ids_BS, bare_BS]),
-            *flags,
-            torch.cat([clean_BS, bare_clean_BS]),
-            [*places, *places],
-        )
-        cond_MV, bare_MV = map(at_least_float32, self._evaluate(*twice).chunk(2))
-        return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
-
-    def _evaluate(
-        self,
-        ids_BS: Tensor,
-        real_BS: Tensor,
-        wanted_BS: Tensor,
-        clean_BS: Tensor,
-        places: Sequence[Place],
-    ) -> Tensor:
-        run: Any = self._continued
-        if self.denoises:
-            run = self._denoised
-        under: Any = nullcontext()
-        if self.edits:
-            under = intervene(self.model, *placed(self.edits, places), measure=self.measure)
-        with under as log:
-            if log is not None and needs_clean_pass(self.edits):
+    if edits:
+        with intervene(loaded.model, *placed(edits, places), measure=measure) as log:
+            if needs_clean_pass(edits):
                 with log.probing():
-                    run(ids_BS, real_BS, torch.zeros_like(wanted_BS), clean_BS)
-            logits_MV = run(ids_BS, real_BS, wanted_BS, clean_BS)
-        self.taken_BN2 = 0
-        if log is not None:
-            self.taken_BN2 = taken(log)
-        return logits_MV
-
-    def _denoised(
-        self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor
-    ) -> Tensor:
-        device = self.model.device
-        denoiser = self._unpadded
-        if not bool(real_BS.all()):
-            denoiser = self.model.denoiser(real_BS.long().to(device))
-        return denoiser.scored(ids_BS.to(device), wanted_BS.to(device), clean_BS.to(device))
-
-    def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
-        # the last token of each row is not read
-        ids_BS = ids_BS[:, :-1]
-        real_BS = real_BS[:, 1:]
-        wanted_BS = wanted_BS[:, 1:]
-        given: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
-        if not bool(real_BS.all()):
-            given["attention_mask"] = real_BS.long().to(self.model.device)
-        columns_C = wanted_BS.any(0).nonzero()[:, 0]
-        if len(columns_C):
-            given["logits_to_keep"] = columns_C
-        logits_BCV = self.model(ids_BS.to(self.model.device), **given).logits
-        if not len(columns_C):
-            return logits_BCV
-        return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)]
+                    forward(ids_BS, masked_BS, wanted_BS)
+            logits_MV = forward(ids_BS, masked_BS, wanted_BS)
+        taken_BN2 = taken(log)
+    else:
+        logits_MV = forward(ids_BS, masked_BS, wanted_BS)
+    logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+    if settings.cfg_scale:
+        cond_MV, bare_MV = logits_MV.chunk(2)
+        logits_MV = bare_MV + (1 + settings.cfg_scale) * (cond_MV - bare_MV)
+    nats_M = cross_entropy(logits_MV, labels_M.to(logits_MV.device), reduction="none").cpu()
+    if bool(nats_M.isnan().any()):
+        raise ValueError(f"{loaded.name} gave NaN logits while scoring; try another dtype")
+    nats_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, nats_M.double())
+    wrong: set[int] = set()
+    if not loaded.is_diffusion:
+        wrong = {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
+    for row, (job, number) in enumerate(batch):
+        job.sums_N[number] = -nats_B[row]
+        job.is_likeliest &= row not in wrong
+        if isinstance(taken_BN2, Tensor):
+            # guidance reads each row twice
+            job.taken_N2 = job.taken_N2 + taken_BN2[row :: len(batch)].sum(0)
 
 
-def at_least_float32(logits_MV: Tensor) -> Tensor:
-    """Logits in float32, or in float64 if they are."""
-    return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+def _denoised(loaded: Loaded) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Logits of the wanted tokens of texts of which some are masked."""
+    model: Any = loaded.model
+    # kept, as it holds tensors that are the same for every text of a shape
+    denoiser = model.denoiser()
+
+    def forward(ids_BS: Tensor, masked_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        noisy_BS = ids_BS.masked_fill(masked_BS, loaded.config.mask_token_id)
+        return denoiser.scored(*(x.to(model.device) for x in (noisy_BS, wanted_BS, ids_BS)))
+
+    return forward
+
+
+def _continued(loaded: Loaded) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Logits of the wanted tokens of texts, of which the last is not read."""
+    model: Any = loaded.model
+
+    def forward(ids_BS: Tensor, _: Tensor, wanted_BS: Tensor) -> Tensor:
+        columns_C = wanted_BS[:, 1:].any(0).nonzero()[:, 0]
+        ids = ids_BS[:, :-1].to(model.device)
+        logits_BCV = model(ids, use_cache=False, logits_to_keep=columns_C).logits
+        return logits_BCV[wanted_BS[:, 1:][:, columns_C].to(logits_BCV.device)]
+
+    return forward
 
 
 def greedily_written(
-    scorer: Scorer, requests: Sequence[Request], settings: LikelihoodSettings
+    loaded: Loaded,
+    requests: Sequence[Request],
+    settings: LikelihoodSettings,
+    edits: Sequence[Intervention],
 ) -> dict[int, bool]:
     """Whether greedy decoding writes exactly the continuation, by number of the request: one token
     a step, the one the model is surest of (SMDM's and LLaDA's evaluation of LAMBADA).
@@ -304,15 +179,16 @@ def greedily_written(
     )
     found = {}
     by_length = sorted(requests, key=lambda one: len(one.continuation))
-    for length, alike in itertools.groupby(by_length, lambda one: len(one.continuation)):
+    for length, alike in groupby(by_length, lambda one: len(one.continuation)):
         some = [*alike]
-        size = max(1, min(scorer.rows, MOST_LOGITS // (length * scorer.model.config.vocab_size)))
-        if is_random(scorer.edits):
+        most = MOST_LOGITS // (length * loaded.config.vocab_size)
+        size = max(1, min(settings.batch // (1 + bool(settings.cfg_scale)), most))
+        if is_random(edits):
             size = 1
         for start in range(0, len(some), size):
             batch = some[start : start + size]
             asked_of = [WritingRequest(request.context) for request in batch]
-            texts = Writing(scorer.loaded, asked_of, decoding, length, scorer.edits, ends=False)
+            texts = Writing(loaded, asked_of, decoding, length, edits, ends=False)
             with torch.inference_mode(), texts.begin(measure=False) as writer:
                 for _ in writer.steps():
                     writer.log.removals.clear()
@@ -364,13 +240,19 @@ def score(
             model, and edits that do not fit.
     """
     settings = settings or LikelihoodSettings()
+    asked.needs_mask(loaded, "a score")
     is_diffusion = loaded.is_diffusion
-    scorer = Scorer(loaded, settings, edits)
-    scorer.measure = measure
-    todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
+    if settings.cfg_scale and not is_diffusion:
+        raise ValueError(
+            "guidance masks the context, which only a diffusion model can read, but "
+            f"{loaded.name} is {loaded.family}; leave out cfg_scale"
+        )
+    made = scoring_edits(edits, is_diffusion=is_diffusion)
+    todo = sorted(asked.read_requests(loaded, requests, groups), key=lambda each: -each.length)
+    asked.check_positions(made, [each.length - (not is_diffusion) for each in todo])
     written = {}
     if greedy and is_diffusion:
-        written = greedily_written(scorer, todo, settings)
+        written = greedily_written(loaded, todo, settings, made)
 
     def plan(request: Request) -> Plan:
         tokens = len(request.continuation)
@@ -379,10 +261,11 @@ def score(
         if settings.estimator == "chain_rule":
             return asked.chain_rule(tokens)
         # under a random control equal masks meet different columns
-        return asked.monte_carlo(tokens, request.group, settings, merge=not is_random(edits))
+        return asked.monte_carlo(tokens, request.group, settings, merge=not is_random(made))
 
     results = {}
-    for job in scorer.run(Job(request, plan(request)) for request in todo):
+    jobs = (Job(request, plan(request)) for request in todo)
+    for job in run(loaded, jobs, settings, made, measure=measure):
         request = job.request
         logprob, stderr = job.plan.result(job.sums_N)
         is_written = greedy and job.is_likeliest

@@ -172,23 +172,19 @@ class Plan:
     """bool, tokens that the model sees as [MASK]."""
     wanted_NL: Tensor
     """bool, tokens with log-probabilities to add up; among the masked ones."""
-    rows_n: np.ndarray
-    """int64, the row of each sample; -1 for one that masks nothing."""
-    weights_n: np.ndarray
-    """float64, of each sample's sum."""
-    is_mean: bool
-    """Whether the score is the mean over samples; else their sum."""
-    numbers_N: np.ndarray
-    """int64, a number of each row that does not depend on the other rows: random controls are drawn
-    by it.
+    rows_n: np.ndarray | None = None
+    """int64, the row of each sample, of which the score is the mean; -1 for one that masks nothing.
+    None: the score is the sum over rows.
     """
+    weights_n: np.ndarray | float = 1.0
+    """float64, of each sample's sum."""
 
     def result(self, sums_N: np.ndarray) -> tuple[float, float]:
         """Score and standard error."""
+        if self.rows_n is None:
+            return float((sums_N * self.weights_n).sum()), 0.0
         # behind the last row stands that of samples that mask nothing, number -1
         values_n = np.append(sums_N, 0.0)[self.rows_n] * self.weights_n
-        if not self.is_mean:
-            return float(values_n.sum()), 0.0
         stderr = math.nan
         if len(values_n) > 1:
             stderr = float(values_n.std(ddof=1)) / math.sqrt(len(values_n))
@@ -220,39 +216,26 @@ def monte_carlo(
         masked_nL = (u_Ln < t_n).T
         # nothing is masked at t = 0
         weights_n = torch.where(t_n > 0, 1 / t_n, 0.0)
-    # a mask (or sample) -> its row and the first sample of it, in the order of the samples
-    rows: dict[Any, tuple[int, int]] = {}
+    some_n = masked_nL.any(1)
+    masked_NL = masked_nL[some_n]
+    rows_N = torch.arange(len(masked_NL))
+    if merge:
+        masked_NL, rows_N = masked_NL.unique(dim=0, return_inverse=True)
     rows_n = np.full(samples, -1)
-    for sample in masked_nL.any(1).nonzero()[:, 0].tolist():
-        key = sample
-        if merge:
-            key = masked_nL[sample].numpy().tobytes()
-        rows_n[sample] = rows.setdefault(key, (len(rows), sample))[0]
-    first_N = np.array([first for _, first in rows.values()], dtype=np.int64)
-    masked_NL = masked_nL[torch.from_numpy(first_N)].contiguous()
-    return Plan(masked_NL, masked_NL, rows_n, weights_n.numpy(), True, first_N)
+    rows_n[some_n.numpy()] = rows_N
+    return Plan(masked_NL, masked_NL, rows_n, weights_n.numpy())
 
 
 def chain_rule(tokens: int) -> Plan:
     """Row j predicts token j alone: the tokens before it are visible, it and all later ones are
     masked.
     """
-    masked_LL = torch.ones(tokens, tokens, dtype=torch.bool).triu()
-    return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
+    return Plan(torch.ones(tokens, tokens).triu().bool(), torch.eye(tokens).bool())
 
 
 def whole(tokens: int) -> Plan:
     """The continuation as it is, for a model that reads from left to right."""
-    return _sum(
-        torch.zeros(1, tokens, dtype=torch.bool),
-        torch.ones(1, tokens, dtype=torch.bool),
-        np.ones(1),
-    )
-
-
-def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
-    numbers_N = np.arange(len(masked_NL))
-    return Plan(masked_NL, wanted_NL, numbers_N, weights_N, False, numbers_N)
+    return Plan(torch.zeros(1, tokens).bool(), torch.ones(1, tokens).bool())
 
 
 Place = tuple[int, ...]
