@@ -16,7 +16,7 @@ from sinklab.lab.measures import (
     by_protocol,
 )
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, rolling, score, scoring_edits
-from sinklab.lab.scoring.requests import monte_carlo, placed, without_steps
+from sinklab.lab.scoring.requests import monte_carlo, placed
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -165,15 +165,13 @@ def test_guidance_and_edits_go_together():
 
 
 def test_edits_become_such_as_a_single_reading_can_carry_out():
-    carried = without_steps([MaskSinks(k=2, when="kept", limit=6, scores="last_row")])
-    assert scoring_edits(carried, is_diffusion=True) == (
-        MaskSinks(k=2, when="clean", scores="last_row"),
+    loop, now = MaskSinks(k=2, when="kept", limit=6, scores="last_row"), MaskSinks(k=2, when="now")
+    carried, causal = (
+        scoring_edits([loop, now], is_diffusion=kind, over_steps=True) for kind in (True, False)
     )
-    assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, when="clean"),)
-    now = (MaskSinks(k=2, when="now"),)
-    assert scoring_edits(without_steps(now), is_diffusion=True) == now, (
-        "a source that one reading can have stays"
-    )
+    # a source that one reading can have stays
+    assert carried == (MaskSinks(k=2, when="clean", scores="last_row"), now)
+    assert causal == (MaskSinks(k=2, when="clean"), now)
     open_edit = (MaskSinks(k=1),)
     assert scoring_edits(open_edit, is_diffusion=True)[0].when == "clean"
     others = (

@@ -77,9 +77,7 @@ class Inputs:
     """Source of prompts."""
 
     file: Annotated[Path | None, MARK.arg(name="prompts")] = None
-    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or
-    text).
-    """
+    """File of prompts: .txt (one a line) or .jsonl (field prompt, question or text)."""
     samples: int | None = None
     """Take the first so many prompts of the file; all when left out."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.compat import stated
 from sinklab.lab.checkpoints.tokens import chat_text
 from sinklab.lab.data import row_start
+from sinklab.lab.data.corpora import placed_lines
 from sinklab.lab.files import from_json, refused
 
 if TYPE_CHECKING:
@@ -109,7 +108,8 @@ def _whole(number: Any) -> int:
 
 
 def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...]:
-    """The prompts of a file: .txt (one a line), .jsonl, .json (a list of strings or objects), .csv.
+    """The prompts of a file: .txt (one a line) or .jsonl (a string or an object a line), also .gz
+    or .bz2.
 
     Objects hold their prompt in the field prompt, question, text, instruction or input, the first
     that is there.
@@ -123,53 +123,25 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
             holds too few.
     """
     source = Path(path)
-    if not source.is_file():
+    kinds = {".txt", ".jsonl"} & {*source.suffixes}
+    if not kinds or not source.is_file():
         raise ValueError(
-            f"the file of prompts {source} does not exist; give a .txt, .jsonl, .json or .csv file"
+            f"prompts are read from a .txt or .jsonl file, but {source} is none or does not exist"
         )
-    if source.suffix not in (".txt", ".jsonl", ".json", ".csv"):
-        raise ValueError(
-            f"prompts are read from .txt, .jsonl, .json or .csv files, but {source} is none of them"
-        )
-    with refused(f"{source} cannot be read as {source.suffix[1:]} in UTF-8", ValueError, csv.Error):
-        # utf-8-sig: a byte-order mark is no text
-        rows = _rows(source.read_text(encoding="utf-8-sig"), source.suffix)
-    found = [_prompt_of(row, f"{source}, entry {number}") for number, row in enumerate(rows, 1)]
     if samples is not None and samples < 1:
         raise ValueError(f"samples counts prompts, at least 1, but is {samples}")
+    found = []
+    for line, where in islice(placed_lines(source), samples):
+        row = line.removesuffix("\n")
+        if ".jsonl" in kinds:
+            with refused(f"{where} is no JSON"):
+                row = from_json(line)
+        found.append(_prompt_of(row, where))
     if not found or len(found) < (samples or 0):
         raise ValueError(
             f"{source} holds {len(found)} prompts, but {samples or 'at least 1'} are needed"
         )
-    return tuple(found[:samples])
-
-
-def _rows(text: str, suffix: str) -> list[Any]:
-    if suffix == ".json":
-        whole = from_json(text)
-        if isinstance(whole, list):
-            return whole
-        lists = []
-        if isinstance(whole, dict):
-            lists = [value for value in whole.values() if isinstance(value, list)]
-        # an object around one list is that list
-        if len(lists) == 1:
-            return lists[0]
-        return [whole]
-    if suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text, newline="")))
-    # a line ends at a line feed alone: JSON may hold other separators, such as U+2028, as they are
-    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    if suffix == ".txt":
-        return list(lines.values())
-    return [_parsed(line, number) for number, line in lines.items()]
-
-
-def _parsed(line: str, number: int) -> Any:
-    try:
-        return from_json(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
+    return tuple(found)
 
 
 def _prompt_of(row: Any, where: str) -> str:

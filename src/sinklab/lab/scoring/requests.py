@@ -242,18 +242,6 @@ Place = tuple[int, ...]
 """Key of the draws of a row's random control: (seed, group, number)."""
 
 
-def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
-    """The edits with no source over steps named: benchmarks of both kinds share theirs, and if a
-    text is read once, a clean pass stands for every protocol.
-    """
-    found = []
-    for edit in edits:
-        if isinstance(edit, BlockKeys) and edit.when in ("previous", "kept"):
-            edit = replace(edit, when=None, limit=None)
-        found.append(edit)
-    return tuple(found)
-
-
 def by_last_query(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
     """The edits as an autoregressive model writes under them: keys are chosen by the last query's
     row, if nothing else is said.
@@ -267,35 +255,42 @@ def by_last_query(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
 
 
 def scoring_edits(
-    edits: Sequence[Intervention | str], *, is_diffusion: bool
+    edits: Sequence[Intervention | str], *, is_diffusion: bool, over_steps: bool = False
 ) -> tuple[Intervention, ...]:
     """The edits as scoring carries them out: `BlockKeys` that leaves open when keys are chosen
     chooses in a clean pass over the same row, by the attention of all queries if the model is
     causal.
 
+    Args:
+        edits: interventions.
+        is_diffusion: whether the model denoises.
+        over_steps: those that choose by a step before also choose in a clean pass; they are
+            refused otherwise.
+
     Raises:
         ValueError: for an edit that begins after the first step, or chooses by one before.
     """
-    wanted = as_edits(edits)
-    for edit in wanted:
+    found = []
+    for edit in as_edits(edits):
+        if isinstance(edit, BlockKeys):
+            when = edit.when or "clean"
+            if when in ("previous", "kept"):
+                if not over_steps:
+                    raise ValueError(
+                        f"a text is scored in one step, so when={when!r} has no step before it to "
+                        "choose in; leave it out, and a clean pass over the same text chooses"
+                    )
+                edit, when = replace(edit, limit=None), "clean"
+            edit = replace(edit, when=when)
+            if not is_diffusion:
+                # the last row of a whole text says nothing of the queries before it
+                edit = replace(edit, scores=None)
         first = extent_of(edit)[0]
         if first > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step "
                 f"{first} and would change nothing; leave out its step"
             )
-    found = []
-    for edit in wanted:
-        if isinstance(edit, BlockKeys):
-            if edit.when in ("previous", "kept"):
-                raise ValueError(
-                    f"a text is scored in one step, so when={edit.when!r} has no step before it to "
-                    "choose in; leave it out, and a clean pass over the same text chooses"
-                )
-            edit = replace(edit, when=edit.when or "clean")
-            if not is_diffusion:
-                # the last row of a whole text says nothing of the queries before it
-                edit = replace(edit, scores=None)
         found.append(edit)
     return tuple(found)
 

@@ -17,7 +17,7 @@ from sinklab.core.errors import known_fields
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
 from sinklab.lab.scoring.prompts import in_chat
-from sinklab.lab.scoring.requests import limit_of, scoring_edits, without_steps
+from sinklab.lab.scoring.requests import limit_of, scoring_edits
 from sinklab.lab.scoring.task import check_decoding
 from sinklab.lab.studies import Row, nothing
 from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, Place, place_of
@@ -81,8 +81,9 @@ class SinklabLM(TemplateLM):
         self.settings = settings
         self.is_diffusion = self.loaded.is_diffusion
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
-        once = without_steps(settings.interventions())
-        self.scored_edits = scoring_edits(once, is_diffusion=self.is_diffusion)
+        made = settings.interventions()
+        how = {"is_diffusion": self.is_diffusion, "over_steps": True}
+        self.scored_edits = scoring_edits(made, **how)
         """Edits of likelihood requests."""
         self.tokenizer = self.loaded.needed_tokenizer()
         if settings.chat and self.tokenizer.chat_template is None:
