@@ -33,7 +33,7 @@ from sinklab import BlockKeys, Canvas, DiffusionLM, EqualMass, Random, TopKeys, 
 from sinklab.core.instrument import Positions
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.data.noise import corrupt, masked_token_loss, sample_times
-from sinklab.lab.training import VARIANTS, causal_loss
+from sinklab.lab.training import VARIANTS
 
 ADDED = ("sink", "zero", "gate", "logit")
 TWINS = CAUSAL, DIFFUSION, CONVERTED = [(x, "plain") for x in ("causal", "diffusion", "converted")]
@@ -149,7 +149,8 @@ class Rows:
     def loss(self, model: Any) -> Tensor:
         """Nats a drawn token: of the next one, or the masked-token bound."""
         if self.canvas is None:
-            return causal_loss(model, self.ids_BS)
+            logits_BSV = model(self.ids_BS, causal=True).logits
+            return cross_entropy(logits_BSV[:, :-1].flatten(0, 1), self.ids_BS[:, 1:].flatten())
         return self.bound(model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS).logits)
 
     def bound(self, logits_MV: Tensor) -> Tensor:

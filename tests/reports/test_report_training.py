@@ -47,7 +47,6 @@ def history():
         "heldout_loss": [nan, nan, 5.5, nan],
         "lr": [1e-3, 5e-4, nan, 1e-4],
         "grad_norm": [2.0, 1.0, nan, 1.5],
-        "tokens_per_second": [nan, 900.0, nan, 1000.0],
         "seconds": [1.0, 2.0, 2.5, 3.0],
     }
 
@@ -70,24 +69,13 @@ def monitor(added, share, mobility):
                     "even_share": added / (added + 24),
                     "sink_share": factor * value if added else 0.0,
                     "top_text_share": 0.2,
-                    "first_share": 0.1,
                     "sinks": 2.0,
                     "text_sinks": 1.5,
-                    "main_added": held / 2 if added else 0.0,
-                    "main_first": held / 2 if added else held,
-                    "main_early": 0.0,
-                    "main_other": 0.0,
                     "main_none": 1 - held,
                     "mobility": mobility,
-                    "text_mobility": 0.75,
                     "value_added": 0.5 if added else math.nan,
                     "value_sink": 1.5,
                     "value_other": 2.0,
-                    "activation_added": 90.0 if added else math.nan,
-                    "activation_first": 40.0,
-                    "activation_other": 60.0,
-                    "activation_median": 2.0,
-                    "activation_ratio": 30.0,
                 }
             )
     return pd.DataFrame(rows).to_dict("list")

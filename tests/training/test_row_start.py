@@ -55,16 +55,8 @@ def test_rows_with_a_start_token_hold_the_same_text():
     assert torch.equal(ids_RS[:, 1:], plain_RS)
 
 
-@pytest.mark.parametrize("objective", ["diffusion", "autoregressive"])
-def test_a_model_remembers_how_its_rows_began(settings, objective):
-    plain = {} if objective == "diffusion" else {"sink_kind": "none", "sink_count": 0}
-    here = replace(
-        settings,
-        steps=2,
-        objective=objective,
-        heldout=settings.corpus,
-        **plain,
-    )
+def test_a_model_remembers_how_its_rows_began(settings):
+    here = replace(settings, steps=2, heldout=settings.corpus)
     loaded = load(train(here))
     start = row_start(loaded.needed_tokenizer())
     assert start == [loaded.special.bos]
@@ -78,8 +70,7 @@ def test_a_model_remembers_how_its_rows_began(settings, objective):
     (one, *_) = arm_losses(loaded, {"none": []}, text.ids_RS.tolist())
     assert one.loss > 0
     assert all((ids_BS[:, 0] == start[0]).all() for ids_BS in seen), "noise spares it"
-    if objective == "diffusion":
-        assert any((ids_BS == loaded.special.mask).any() for ids_BS in seen)
+    assert any((ids_BS == loaded.special.mask).any() for ids_BS in seen)
     measured = open_run("run").table("heldout")
     assert measured["tokens"].item() == 8 * (settings.length - 1)
     # a run that goes on from it reads such rows too

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from ran import interrupted, losses_of, same_weights, weights_of
+from ran import interrupted, losses_of, same_weights
 
 from launched import launch
 from refusals import refused
@@ -29,6 +28,8 @@ def settings(corpus):
         heldout_rows=8,
         sink_kind="token",
         sink_count=1,
+        gate="elementwise",
+        causal_start=0.25,
         **often,
     )
 
@@ -82,17 +83,8 @@ print(json.dumps(codes))
 """
 
 
-KILLS = {
-    "before_a_rename('run.json')": [],
-    "with_killer(1)": ["checkpoints", "monitor.parquet", "run.json"],
-    "in_a_checkpoint(2)": [
-        "checkpoints",
-        "history.parquet",
-        "monitor.parquet",
-        "run.json",
-    ],
-}
-"""How a run is killed before its first checkpoint, and what it leaves."""
+KILLS = ("before_a_rename('run.json')", "with_killer(1)", "in_a_checkpoint(2)")
+"""How a run is killed before its first checkpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -138,18 +130,12 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(k
 
 @pytest.mark.slow
 def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
-    runs = {kill: killed[kill] for kill in KILLS}
-    train(replace(runs["with_killer(1)"], out="whole"))
-    for kill, one in runs.items():
+    runs = [killed[kill] for kill in KILLS]
+    train(replace(killed["with_killer(1)"], out="whole"))
+    for one in runs:
         folder = Path(one.out)
-        left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-        # besides, who was at work, and the beginning of a run.json
-        aside = ("checkpoint-", ".lock", ".0-of-1.lock", ".run.json")
-        assert (
-            sorted(name for name in left if not any(word in name for word in aside)) == KILLS[kill]
-        )
         assert whole_checkpoints(folder / "checkpoints") == []
-        if "run.json" in left:
+        if (folder / "run.json").exists():
             refused(r"is taken by a run; .*--resume", train, one)
             refused(r"lr: 0.01 → 0.02", train, replace(one, resume=True, lr=0.02))
         said = []
@@ -165,15 +151,6 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
             for root in (folder, Path("whole"))
         ]
         assert names[0] == names[1], "nothing half-written stays"
-
-
-def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(settings, monkeypatch):
-    here = replace(settings, steps=3)
-    interrupted(here, 1)
-    # beginning anew removes tables first and replaces run.json, which lists them, last
-    Path("run/history.parquet").unlink()
-    train(replace(here, resume=True))
-    assert open_run("run").info.status == "complete"
 
 
 def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
@@ -192,7 +169,7 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
 
 
 @pytest.mark.slow
-def test_how_a_run_runs_may_change_on_the_way(settings, monkeypatch):
+def test_how_a_run_runs_may_change_on_the_way(settings):
     here = replace(settings, monitor_every=0)
     interrupted(here, 5)
     train(replace(here, resume=True, micro_batch=4, log_every=2, save_every=3))
@@ -203,12 +180,9 @@ def test_how_a_run_runs_may_change_on_the_way(settings, monkeypatch):
     )
     names = [path.name for path in whole_checkpoints(Path("run/checkpoints"))]
     assert names == ["checkpoint-9", "checkpoint-12"]
-    train(replace(here, out="whole"))
-    ours, theirs = weights_of("run"), weights_of("whole")
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
 
 
-def test_a_stream_that_changed_is_refused(settings, monkeypatch):
+def test_a_stream_that_changed_is_refused(settings):
     corpus = Path("text.jsonl")
     corpus.write_text(Path(settings.corpus).read_text())
     here = replace(settings, corpus=str(corpus), streaming=True, monitor_every=0)
@@ -241,18 +215,13 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings):
     path = Path("run/run.json")
     written = json.loads(path.read_text())
     for change, message in (
-        ({"lr": None}, "its setting lr is None, which no run writes"),
-        ({"batch": "4"}, "its setting batch is '4', which no run writes"),
-        ({"batches": 4}, "does not know: batches; use the version that wrote it"),
+        ({"batch": "4"}, "batch must be a whole number"),
+        ({"batches": 4}, "does not know .*batches"),
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
         refused(message, settings_of, "run")
-    # a run of an older version lacks what came later
-    older = {key: value for key, value in written["settings"].items() if key != "weight_decay"}
-    path.write_text(json.dumps(written | {"settings": older}))
-    assert settings_of("run") == here
     # a run that was gone on with is made again from its start
-    path.write_text(json.dumps(written | {"settings": older | {"resume": True}}))
+    path.write_text(json.dumps(written | {"settings": written["settings"] | {"resume": True}}))
     assert settings_of("run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
     refused("run of the kind 'study'", settings_of, "run")

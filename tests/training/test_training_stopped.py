@@ -50,7 +50,6 @@ def terminated_in(step, monkeypatch, *numbers):
     ("step", "number", "ending"),
     [
         (3, signal.SIGTERM, "Terminated: 143"),
-        (8, signal.SIGTERM, "Terminated: 143"),
         (5, signal.SIGINT, "KeyboardInterrupt"),
     ],
 )

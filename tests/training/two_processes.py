@@ -33,14 +33,16 @@ else:
 
 exec({before!r})
 seen = []
-call = trainer.Objective.call
+targets = trainer.Objective.targets
 
 def noted(self, batch, step, tokens):
     masked = batch["masked"].long().tolist() if "masked" in batch else None
-    seen.append([step, batch["row"].tolist(), batch["input_ids"].tolist(), masked])
-    return call(self, batch, step, tokens)
+    # not what is held out
+    if step < trainer.NEVER - 1:
+        seen.append([step, batch["row"].tolist(), batch["input_ids"].tolist(), masked])
+    return targets(self, batch, step, tokens)
 
-trainer.Objective.call = noted
+trainer.Objective.targets = noted
 made, everyone = run.arguments, PartialState.wait_for_everyone
 store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 is_first = os.environ["RANK"] == "0"

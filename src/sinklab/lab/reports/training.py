@@ -101,8 +101,7 @@ class Training(Reader):
         """
         if self.monitor is None:
             return pd.DataFrame(columns=["step", "layer"])
-        text = np.fmax(self.monitor["activation_first"], self.monitor["activation_other"])
-        return self.monitor.rename(columns=FIELDS).assign(activation_text=text)
+        return self.monitor.rename(columns=FIELDS)
 
     def over(self, axis: str) -> pd.DataFrame:
         """By step: the whole model at every measurement of the monitor; by layer: the layers at the

@@ -7,4 +7,3 @@ from .settings import VARIANTS as VARIANTS
 from .settings import TrainSettings as TrainSettings
 from .settings import recipe as recipe
 from .trainer import DiffusionTrainer as DiffusionTrainer
-from .trainer import causal_loss as causal_loss

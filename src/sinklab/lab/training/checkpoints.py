@@ -2,20 +2,14 @@
 
 import contextlib
 import dataclasses
-import errno
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import torch
-from safetensors import SafetensorError
 
 from sinklab.lab.checkpoints.materialize import machine_type
-from sinklab.lab.files import read_json
+from sinklab.lab.files import read_json, refused
 from sinklab.lab.records.info import RunInfo, read_info, undamaged
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.records.storage import RUN_FILE
@@ -25,51 +19,6 @@ from sinklab.lab.training.settings import FREE, TrainSettings
 KEPT = 2
 STATE_FILE = "trainer_state.json"
 POSITION_FILE = "position.json"
-
-
-@contextmanager
-def needing_room(root: Path, what: str) -> Iterator[None]:
-    """Turn the errors of a full disk into advice.
-
-    Args:
-        root: folder of the checkpoints.
-        what: name of the file or checkpoint written, for the message.
-
-    Raises:
-        ValueError: for the errors of a full disk.
-    """
-    try:
-        yield
-    # safetensors and torch.save have errors of their own for a disk that refuses
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not _is_full(error):
-            raise
-        raise ValueError(
-            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in "
-            f"{root} could not be written ({error}). The newest whole one is "
-            f"{named_checkpoint(root)}: free some space, and continue with --resume"
-        ) from error
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if "No space left" in str(error) or "os error 28" in str(error):
-        return True
-    # torch.save says no more than that its container could not be written
-    return "inline_container" in str(error)
-
-
-def settle(folder: Path) -> None:
-    """Have the bytes on the disk before the name says so; all files with the mode of the one that
-    most may read.
-    """
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    for path in files:
-        # the writers of safetensors make files that only their owner may read
-        path.chmod(max(other.stat().st_mode for other in files))
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def prune(root: Path) -> None:
@@ -173,21 +122,10 @@ def settings_of(folder: str | Path) -> TrainSettings:
             exist.
     """
     info = of_training(Path(folder), open_run(folder).info)
-    known = get_type_hints(TrainSettings)
-    surplus = [name for name in info.settings if name not in known]
-    if surplus:
-        raise ValueError(
-            f"{folder} has settings that this version of sinklab does not know: "
-            f"{', '.join(surplus)}; use the version that wrote it ({info.versions.get('sinklab')})"
-        )
-    for name, value in info.settings.items():
-        kinds = get_args(known[name]) or (known[name],)
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
-            raise ValueError(
-                f"{folder} is damaged: its setting {name} is {value!r}, which no run writes"
-            )
-    # a run that was interrupted and resumed is reproduced from its start
-    return TrainSettings(**info.settings | {"resume": False})
+    fault = f"{folder} has settings that this version of sinklab does not know or that are damaged"
+    with refused(fault, TypeError, ValueError):
+        # a run that was interrupted and resumed is reproduced from its start
+        return TrainSettings(**info.settings | {"resume": False})
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:

@@ -2,8 +2,6 @@
 
 import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,6 @@ from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.training.settings import TrainSettings
 
 
-def launched() -> tuple[int, int]:
-    """The number of this process among those that a launcher started, and how many they are; (0, 1)
-    without a RANK, though an interactive shell of Slurm sets WORLD_SIZE. Raises ValueError for a
-    RANK that is none of them.
-    """
-    rank = os.environ.get("RANK", "0")
-    world = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
-    if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-        raise ValueError(
-            "RANK must be a number below WORLD_SIZE; start with accelerate launch, but got "
-            f"{rank!r} and {world!r}"
-        )
-    return int(rank), int(world)
-
-
 def check(settings: TrainSettings) -> None:
     """Refuse settings that can be refused without reading the corpus.
 
@@ -37,28 +20,12 @@ def check(settings: TrainSettings) -> None:
         ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions
             outside 0…1, settings that exclude one another.
     """
-    _check_sizes(settings)
     DiffusionLMConfig(LlamaConfig(), **variant(settings))
-    _check_together(settings)
-
-
-def _check_sizes(settings: TrainSettings) -> None:
-    if settings.init_from is not None:
-        return
-    width, left = divmod(settings.hidden_size, settings.heads)
-    if left:
-        raise ValueError(
-            f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})"
-        )
-    if width % 2:
-        raise ValueError(
-            "each head must have an even width, which rotary positions turn in pairs, but "
-            f"hidden_size {settings.hidden_size} over {settings.heads} heads gives {width}"
-        )
     if settings.kv_heads is not None and settings.heads % settings.kv_heads:
         raise ValueError(
             f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}"
         )
+    _check_together(settings)
 
 
 def _check_together(settings: TrainSettings) -> None:
@@ -78,8 +45,6 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             f"adapters go on with train_only='lora', got {settings.train_only!r}; give that"
         )
-    if settings.train_only == "sink" and not settings.sink_count:
-        raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.row_start and (settings.streaming or settings.pairs != "none"):
         raise ValueError(
             "row_start begins packed rows of plain text; leave it out with a stream or pairs"
@@ -122,26 +87,6 @@ def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names}
 
 
-@contextmanager
-def explained(settings: TrainSettings) -> Iterator[None]:
-    """Say which settings save memory if a device does not have enough.
-
-    Raises:
-        ValueError: for torch's error.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        micro = settings.micro_batch or "the whole share of a process"
-        checkpointing = {True: "on", False: "off"}[settings.gradient_checkpointing]
-        raise ValueError(
-            f"the device does not have enough memory for rows of {settings.length} tokens: lower "
-            f"--micro-batch (now {micro}; it changes no result), or turn on "
-            f"--gradient-checkpointing ({checkpointing} now), and continue with --resume: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-
-
 def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     """The Trainer's arguments for these settings. Joins the process group if there are several
     processes.
@@ -149,14 +94,18 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     Raises:
         ValueError: if the batch does not divide evenly over processes and micro-batches.
     """
-    # as torchrun, accelerate launch and every other launcher say it; the arguments need it before
-    # they know it
-    _, ranks = launched()
+    # as torchrun, accelerate launch and every other launcher say it; an interactive shell of Slurm
+    # sets the size of a world without a rank
+    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
     micro, accumulated = micro_batches(settings, ranks)
     on_gpu = torch.cuda.is_available()
     backend = None
     if ranks > 1 and not on_gpu:
         backend = "gloo"
+    # named so since transformers 5.18
+    saving = "activation_checkpointing"
+    if saving not in TrainingArguments.__dataclass_fields__:
+        saving = "gradient_checkpointing"
     args = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=settings.steps,
@@ -186,6 +135,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         report_to="none",
         seed=settings.seed,
         remove_unused_columns=False,
+        **{saving: settings.gradient_checkpointing, f"{saving}_kwargs": {"use_reentrant": False}},
     )
     # a process uses one device; several GPUs without a launcher would be torch's DataParallel
     args.device  # noqa: B018 (counts the devices on first use)

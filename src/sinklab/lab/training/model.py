@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -25,7 +26,6 @@ from sinklab.lab.checkpoints.materialize import empty_model, filled
 from sinklab.lab.checkpoints.published import read_plan
 from sinklab.lab.files import refused
 from sinklab.lab.records.storage import weights_hash
-from sinklab.lab.training.checkpoints import settle
 from sinklab.lab.training.checks import variant
 from sinklab.lab.training.settings import TrainSettings
 
@@ -113,22 +113,23 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     if kind == "smdm":
         kind = "llama"
         deviation = math.sqrt(2 / (5 * settings.hidden_size))
-    backbone = AutoConfig.for_model(
-        kind,
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.mlp_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.kv_heads or settings.heads,
-        max_position_embeddings=max(512, 2 * settings.length),
-        tie_word_embeddings=settings.backbone != "smdm",
-        rms_norm_eps=1e-5,
-        initializer_range=deviation,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
+    with refused("these sizes make no decoder", StrictDataclassError):
+        backbone = AutoConfig.for_model(
+            kind,
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.mlp_size,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.kv_heads or settings.heads,
+            max_position_embeddings=max(512, 2 * settings.length),
+            tie_word_embeddings=settings.backbone != "smdm",
+            rms_norm_eps=1e-5,
+            initializer_range=deviation,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+        )
     fields = variant(settings, "logit_shift")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
@@ -221,20 +222,13 @@ def save(
     written.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
-    settle(beside)
+    for path in beside.iterdir():
+        # the writers of safetensors make files that only their owner may read
+        path.chmod((beside / "config.json").stat().st_mode)
     shutil.rmtree(folder / "model", ignore_errors=True)
     beside.rename(folder / "model")
     if settings.train_only == "sink":
         save_sink(model, folder / "sink.safetensors", name=str(settings.init_from))
-
-
-def checkpoint_activations(model: Any) -> None:
-    """Keep no activations inside layers."""
-    enable = "activation_checkpointing_enable"
-    if enable not in dir(model):
-        # the name before transformers 5.18
-        enable = "gradient_checkpointing_enable"
-    getattr(model, enable)({"use_reentrant": False})
 
 
 def causal_model(model: DiffusionLM) -> PreTrainedModel:

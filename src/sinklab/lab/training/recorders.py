@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from sinklab.lab.files import Terminated
@@ -30,7 +29,6 @@ HISTORY = {
     "heldout_loss": "eval_loss",
     "lr": "learning_rate",
     "grad_norm": "grad_norm",
-    "tokens_per_second": "tokens_per_second",
     "seconds": "seconds",
 }
 """Columns of the history -> their names in the Trainer's log."""
@@ -63,56 +61,53 @@ class Recorder(TrainerCallback):
 
     Args:
         tokens: in an optimizer step, over all processes.
-        monitor: None for a run without.
         say: called with a line at each row of the history.
+        monitor: None for a run without.
+        is_spread: the weights are spread over processes (FSDP): none can run the model alone.
     """
 
     def __init__(
         self,
         tokens: int,
+        say: Callable[[str], object],
         monitor: Monitor | None = None,
-        say: Callable[[str], object] | None = None,
+        *,
+        is_spread: bool = False,
     ) -> None:
         self.tokens = tokens
         self.monitor = monitor
+        self.is_spread = is_spread
         self.write: Callable[[str, Mapping[str, list[Any]]], object] | None = None
         """Called with a table and its columns whenever it has grown."""
         self.count: Callable[[float, float], object] | None = None
         """Called with the steps done and all steps."""
         self._say = say
-        self._log: list[dict[str, Any]] = []
-        self._first = self._steps = 0
-        self._since = self._clock = self._started = time.perf_counter()
-        self._busy = 0.0
+        self._started = time.perf_counter()
 
-    def tables(self) -> dict[str, dict[str, list[Any]]]:
-        """The tables so far."""
-        lines = [row for row in self._log if "loss" in row or "eval_loss" in row]
-        found = {
+    def _grown(self, state: Any) -> None:
+        """Write the tables; a disk that is full is no reason to stop here: checkpoints say so."""
+        if self.write is None:
+            return
+        log = state.log_history
+        lines = [row for row in log if "loss" in row or "eval_loss" in row]
+        tables = {
             "history": {
                 name: [row.get(said, math.nan) for row in lines] for name, said in HISTORY.items()
             }
         }
         if self.monitor is not None:
-            looks = [row for look in self._log for row in look.get("monitor", ())]
-            found["monitor"] = {name: [row[name] for row in looks] for name in MONITOR}
-        return found
-
-    def _grown(self, table: str) -> None:
-        """Write a table; a disk that is full is no reason to stop here: checkpoints say so."""
-        if self.write is not None:
-            with contextlib.suppress(OSError):
-                self.write(table, self.tables()[table])
+            looks = [row for look in log for row in look.get("monitor", ())]
+            tables["monitor"] = {name: [row[name] for row in looks] for name in MONITOR}
+        with contextlib.suppress(OSError):
+            for name, columns in tables.items():
+                self.write(name, columns)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
         """Take the rows of the run that is resumed; measure a model before its first step."""
-        self._log = state.log_history
-        self._first = state.global_step
-        self._since = self._clock = self._started = time.perf_counter()
-        for row in self._log:
-            self._started = self._since - row.get("seconds", 0.0)
+        for row in state.log_history:
+            self._started = time.perf_counter() - row.get("seconds", 0.0)
         # a resumed state would bring back the intervals of the session that wrote it
         state.logging_steps = args.logging_steps
         state.eval_steps = args.eval_steps
@@ -121,35 +116,21 @@ class Recorder(TrainerCallback):
             self.count(state.global_step, state.max_steps)
         if state.global_step == 0:
             self.look(model, state)
+        self._grown(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Count the time of training itself, without measuring and saving, and look."""
-        now = time.perf_counter()
-        self._busy += now - self._clock
-        self._clock = now
-        self._steps += 1
+        """Count the step, and look where it is time, and at the end."""
         if self.count is not None:
             self.count(state.global_step, state.max_steps)
-        if self.monitor is not None and state.global_step % self.monitor.every == 0:
-            self.look(model, state)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of measuring and of saving is none of training."""
-        self._clock = time.perf_counter()
-
-    on_save = on_evaluate
-
-    def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
-    ) -> None:
-        """Look at the final model."""
-        if state.global_step >= state.max_steps:
+        if self.monitor is not None and (
+            state.global_step % self.monitor.every == 0 or state.global_step >= state.max_steps
+        ):
             self.look(model, state)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        """Keep the tokens seen and the speed beside losses and learning rates.
+        """Keep the tokens seen and the time beside losses and learning rates.
 
         Raises:
             ValueError: if a loss is not finite.
@@ -169,26 +150,11 @@ class Recorder(TrainerCallback):
         row["seconds"] = round(time.perf_counter() - self._started, 1)
         line = f"step {state.global_step} of {state.max_steps}"
         if "loss" in row:
-            if self._busy:
-                row["tokens_per_second"] = self._steps * self.tokens / self._busy
-            self._busy = 0.0
-            self._steps = 0
             line += f", loss {row['loss']:.3f}"
         if "eval_loss" in row:
             line += f", held out {row['eval_loss']:.3f}"
-        self._grown("history")
-        if self._say is not None:
-            self._say(line + self._left(state))
-
-    def _left(self, state: Any) -> str:
-        done = state.global_step - self._first
-        left = state.max_steps - state.global_step
-        if not done or left <= 0:
-            return ""
-        minutes = (time.perf_counter() - self._since) / done * left / 60
-        if minutes < 1:
-            return ", less than a minute left"
-        return f", about {minutes:.0f} min left"
+        self._grown(state)
+        self._say(line)
 
     def look(self, model: nn.Module, state: Any) -> None:
         """Measure the sinks now, unless this step was measured already."""
@@ -198,19 +164,10 @@ class Recorder(TrainerCallback):
             return
         # a process alone cannot run a model whose weights are spread over all; otherwise the others
         # need not work
-        if state.is_world_process_zero or is_sharded(model):
+        if state.is_world_process_zero or self.is_spread:
             rows = self.monitor.rows(model, step)
             state.log_history.append({"step": step, "monitor": rows})
-            self._grown("monitor")
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes (FSDP): none can run the model alone."""
-    for parameter in model.parameters():
-        # under FSDP2
-        if isinstance(parameter, DTensor):
-            return True
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+            self._grown(state)
 
 
 class Stop(TrainerCallback):

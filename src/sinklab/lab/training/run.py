@@ -14,17 +14,16 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_signals
-from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints
 from sinklab.lab.training import model as models
-from sinklab.lab.training.checks import arguments, check, explained, variant
+from sinklab.lab.training.checks import arguments, check, variant
 from sinklab.lab.training.model import freeze, merge_lora
 from sinklab.lab.training.recorders import Monitor, Recorder, Stop
 from sinklab.lab.training.settings import TrainSettings
 from sinklab.lab.training.text import Text, prepare
 from sinklab.lab.training.trainer import (
-    HEAD_CHUNK,
+    MEASURED_TOKENS,
     NEVER,
     DiffusionTrainer,
     NoisyCollator,
@@ -61,7 +60,7 @@ def train(
     Raises:
         ValueError: for a corpus without text, sizes that do not fit, a folder that is taken,
             resuming with changed settings, changed data or without a folder, a loss that is not
-            finite or jumps, a full disk, a device without enough memory.
+            finite.
     """
     check(settings)
     settings = checkpoints.with_precision(settings)
@@ -75,13 +74,9 @@ def train(
 
     checkpoint: Path | None = None
     earlier = checkpoints.earlier_run(folder, settings)
-    if earlier is not None:
-        lost = sorted(lost_files(folder, earlier))
-        if earlier.status == "complete" and not lost:
-            say(f"the run in {folder} is complete; nothing is left to do")
-            return folder / "model"
-        if lost:
-            say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
+    if earlier is not None and earlier.status == "complete":
+        say(f"the run in {folder} is complete; nothing is left to do")
+        return folder / "model"
     if settings.resume:
         checkpoint = _newest_checkpoint(folder, say)
     # faults of the input show here, before a folder is taken
@@ -106,14 +101,16 @@ def train(
         )
     stop = Stop(say)
     signals = on_signals(stop.want, signal.SIGINT, signal.SIGTERM)
-    with _leaving_together(args, folder, say), run as record, explained(settings), signals:
-        trainer, recorder = _trainer(settings, args, text, model, checkpoint, say)
+    with _leaving_together(args, folder, say), run as record, signals:
+        trainer = _trainer(settings, args, text, model, checkpoint)
+        tokens, monitor = settings.batch * settings.length, _monitor(settings, text)
+        recorder = Recorder(tokens, say, monitor, is_spread=trainer.is_fsdp_enabled)
+        if record is not None:
+            recorder.write, recorder.count = record.table, count
+        trainer.add_callback(recorder)
         trainer.add_callback(stop)
-        if main:
-            recorder.count = count
-        with _kept(recorder, record):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            stop.end()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        stop.end()
         _finish(trainer, record, text, settings)
     return folder / "model"
 
@@ -186,8 +183,7 @@ def _finish(
         record.table("heldout", _heldout(heldout, written, text))
         rows = {name: heldout[column].tolist() for name, column in HELDOUT_ROWS.items()}
         record.table("heldout_rows", {"row": list(range(len(rows["loss"]))), **rows})
-        with checkpoints.needing_room(folder / "checkpoints", "the model"):
-            models.save(written, text.tokenizer, folder, settings)
+        models.save(written, text.tokenizer, folder, settings)
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())
     trainer.accelerator.wait_for_everyone()
@@ -199,18 +195,13 @@ def _trainer(
     text: Text,
     model: Any,
     checkpoint: Path | None,
-    say: Callable[[str], object],
-) -> tuple[DiffusionTrainer, Recorder]:
-    """The Trainer, and what records it."""
+) -> DiffusionTrainer:
+    """The Trainer."""
     config = model.config
-    causal = round(settings.causal_start * settings.steps)
-    if settings.objective == "autoregressive":
-        causal = NEVER
+    causal = _causal_steps(settings)
     noise = NoisyCollator(settings.seed, settings.batch, settings.time_sampler, causal)
     if settings.compile:
         model.model.compile(dynamic=False)
-    if settings.gradient_checkpointing:
-        models.checkpoint_activations(model)
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
     objective = Objective(
@@ -220,7 +211,7 @@ def _trainer(
         batch=settings.batch,
         in_blocks=config.block_length is not None,
     )
-    together = min(args.per_device_train_batch_size, HEAD_CHUNK // settings.length)
+    together = min(args.per_device_train_batch_size, MEASURED_TOKENS // settings.length)
     trainer = DiffusionTrainer(
         model=model,
         args=args,
@@ -234,17 +225,20 @@ def _trainer(
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    monitor = None
-    if settings.monitor_every:
-        monitor = Monitor(
-            text.heldout.ids_RS,
-            settings.monitor_every,
-            causal_steps=noise.clean_steps,
-            given=len(row_start(text.tokenizer)),
-        )
-    recorder = Recorder(settings.batch * settings.length, monitor, say)
-    trainer.add_callback(recorder)
-    return trainer, recorder
+    return trainer
+
+
+def _causal_steps(settings: TrainSettings) -> int:
+    if settings.objective == "autoregressive":
+        return NEVER
+    return round(settings.causal_start * settings.steps)
+
+
+def _monitor(settings: TrainSettings, text: Text) -> Monitor | None:
+    if not settings.monitor_every:
+        return None
+    given = len(row_start(text.tokenizer))
+    return Monitor(text.heldout.ids_RS, settings.monitor_every, _causal_steps(settings), given)
 
 
 @contextmanager
@@ -262,26 +256,6 @@ def _leaving_together(args: Any, folder: Path, say: Callable[[str], object]) -> 
         else:
             say(f"{folder} has no checkpoint yet: to resume it is to begin anew")
         raise
-
-
-@contextmanager
-def _kept(recorder: Recorder, record: RunWriter | None) -> Iterator[None]:
-    """Write the measurements of the block, also if it fails; a full disk must not hide why."""
-    if record is None:
-        yield
-        return
-    recorder.write = record.table
-    try:
-        yield
-    except BaseException as error:
-        try:
-            for name, columns in recorder.tables().items():
-                record.table(name, columns)
-        except OSError as failure:
-            error.add_note(f"the history could not be written either: {failure}")
-        raise
-    for name, columns in recorder.tables().items():
-        record.table(name, columns)
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:

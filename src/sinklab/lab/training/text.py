@@ -116,15 +116,11 @@ def _read(corpus: str, settings: TrainSettings) -> Documents:
 
 
 def _trained_tokenizer(documents: Documents, entries: int, say: Say) -> PreTrainedTokenizerBase:
+    say(f"training a tokenizer of {entries} entries")
     if isinstance(documents, Pairs):
-        documents = [" ".join(pair.texts()) for pair in documents]
-        of_them = f"{len(documents)} questions"
-    elif isinstance(documents, list):
-        of_them = f"{len(documents)} documents"
-    else:
+        documents = (" ".join(pair.texts()) for pair in documents)
+    elif not isinstance(documents, list):
         documents = islice(documents, TOKENIZER_DOCUMENTS)
-        of_them = f"the first {TOKENIZER_DOCUMENTS} documents"
-    say(f"training a tokenizer of {entries} entries on {of_them}")
     return train_tokenizer(documents, entries)
 
 

@@ -6,7 +6,6 @@ after a restart.
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
 import math
-import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +19,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import Trainer
 
-from sinklab.core.subject.diffusion_lm import DiffusionLM
 from sinklab.core.subject.head import IGNORE_INDEX
 from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.data.noise import sample_times
 from sinklab.lab.data.rows import Rows, collate, place_generator
-from sinklab.lab.training.checkpoints import (
-    needing_room,
-    prune,
-    write_position,
-)
+from sinklab.lab.training.checkpoints import prune, write_position
 
-HEAD_CHUNK = 4096
-"""Masked positions whose logits are held in memory at a time."""
+MEASURED_TOKENS = 4096
+"""Tokens of held-out rows that are measured at a time."""
 NEVER = 2**62
 """A step that no run reaches."""
 # purpose of a draw: neighbouring places of different kinds must not share a generator
@@ -117,14 +111,6 @@ def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
     return asked_BS
 
 
-def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
-    """Next-token loss (nats per token) with each position seeing its left only, for a loop of one's
-    own.
-    """
-    logits_BSV = model(ids_BS, causal=True).logits
-    return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), ids_BS[:, 1:].flatten())
-
-
 @dataclass(frozen=True)
 class Objective:
     """Loss that the model is trained on, and how its head is run."""
@@ -138,14 +124,6 @@ class Objective:
     """Rows of an optimizer step, over all processes."""
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
-
-    def call(
-        self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
-    ) -> dict[str, Any]:
-        """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its
-        loss.
-        """
-        return self.targets(batch, step, tokens) | {"head_chunk": HEAD_CHUNK}
 
     def targets(
         self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float
@@ -242,7 +220,7 @@ class DiffusionTrainer(Trainer):
         """This micro-batch's share of the loss of its step, scaled to undo the Trainer's own
         division.
         """
-        out = model(**self.objective.call(inputs, self.state.global_step, self._tokens))
+        out = model(**self.objective.targets(inputs, self.state.global_step, self._tokens))
         # the Trainer divides by the micro-batches, and gradients are averaged over processes
         loss = out.loss * self.current_gradient_accumulation_steps * self.accelerator.num_processes
         if return_outputs:
@@ -287,9 +265,6 @@ class DiffusionTrainer(Trainer):
         ranks = self.accelerator.num_processes
         rank = self.accelerator.process_index
         sums_R = torch.zeros(count, dtype=torch.float64)
-        if device.type == "mps":
-            # it has no float64
-            sums_R = sums_R.float()
         for turn in range(math.ceil(count / (self.together * ranks))):
             first = (turn * ranks + rank) * self.together
             # the last group is filled up with repeated rows: one shape to compile, one number of
@@ -348,19 +323,12 @@ class DiffusionTrainer(Trainer):
         return [name for name in names if name.rpartition(".")[2] not in sink.tensors]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint, with the place in the stream; nothing stays of one without room."""
+        """Write a checkpoint, with the place in the stream; few are kept."""
         root = Path(str(self.args.output_dir))
         step = self.state.global_step
-        folder = root / f"checkpoint-{step}"
-        first = self.is_world_process_zero()
-        try:
-            with needing_room(root, f"checkpoint {step}"):
-                if first and self.cursor is not None:
-                    write_position(folder, step * self.objective.batch, self.cursor)
-                super()._save_checkpoint(model, trial)
-        except Exception:
-            if first:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if first:
+        if self.is_world_process_zero() and self.cursor is not None:
+            folder = root / f"checkpoint-{step}"
+            write_position(folder, step * self.objective.batch, self.cursor)
+        super()._save_checkpoint(model, trial)
+        if self.is_world_process_zero():
             prune(root)
