@@ -18,7 +18,7 @@ from sinklab.core.instrument import TopKeys
 from sinklab.core.registry import interventions
 from sinklab.core.sinks import Gu
 from sinklab.lab.measures import PROTOCOLS, MaskSinks, Random, by_protocol
-from sinklab.lab.scoring import rolling, score
+from sinklab.lab.scoring import score
 from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.lab.studies.benchmarks.requests import likelihood_settings, request_number
 from sinklab.lab.studies.benchmarks.study import EvalSettings
@@ -148,18 +148,6 @@ def test_contexts_may_be_empty_or_end_in_a_space():
     (direct,) = score(loaded, [((), ids(loaded, "The"))], likelihood_settings(model.settings))
     assert empty == pytest.approx(direct.logprob, abs=1e-5)
     assert an_lm(tiny_llama()).loglikelihood([instance("loglikelihood", "", "The")])[0][0] < 0
-
-
-def test_whole_texts_are_scored_in_chunks():
-    loaded = tiny_llama(context=16)
-    text = "The old man sat by the sea, and the boy looked at the boats."
-    model = an_lm(loaded)
-    request = instance("loglikelihood_rolling", text)
-    (found,) = model.loglikelihood_rolling([request])
-    assert found == pytest.approx(
-        rolling(loaded, loaded.tokenizer(text, add_special_tokens=False)["input_ids"]).logprob
-    )
-    assert model.loglikelihood_rolling([request]) == [found]
 
 
 def test_watched_scores_are_the_same_scores():

@@ -14,7 +14,7 @@ from sinklab.lab.studies.benchmarks.study import NO_ANSWER, TWO_STAGE, EvalSetti
 from sinklab.lab.studies.benchmarks.two_stage import (
     PROTOCOL,
     marked_answer,
-    same_answer,
+    plain_answer,
     task,
     two_stage_settings,
     two_stages,
@@ -73,7 +73,7 @@ def test_the_answer_behind_the_mark(text, answer):
     ],
 )
 def test_answers_are_compared_as_published(one, other, same):
-    assert same_answer(one, other) is same
+    assert (plain_answer(one) == plain_answer(other)) is same
 
 
 def test_answers_are_found_and_compared_by_the_task(tmp_path):
@@ -137,11 +137,11 @@ def test_edits_change_what_is_written(loaded):
 
 
 def test_questions_may_leave_no_room_or_spell_special_tokens(loaded):
-    odd = f"Ann {loaded.tokenizer.mask_token} has"
-    found = answers(loaded, [odd, "So " * 60])
-    assert found[1] == {"text": "", "steps": 0, "sinks": [], "dose": {}}
-    assert found[0]["steps"] > 0
-    assert answers(loaded, ["So " * 60]) == found[1:]
+    odd, long = f"Ann {loaded.tokenizer.mask_token} has", "So " * 60
+    found = answers(loaded, [odd, long])
+    assert found[0]["steps"] > 0 and found[1]["text"].startswith("Question: So So")
+    (alone,) = answers(loaded, [long])
+    assert (alone["text"], alone["steps"]) == (found[1]["text"], 0)
 
 
 def test_the_protocols_numbers():
@@ -152,9 +152,6 @@ def test_the_protocols_numbers():
     assert two_stage_settings(EvalSettings()) == PROTOCOL
     asked = two_stage_settings(EvalSettings(steps=32, temperature=0.5, seed=3))
     assert asked == replace(PROTOCOL, steps=32, temperature=0.5, seed=3)
-    for other in ({"schedule": "threshold:threshold=0.8"}, {"rule": "entropy"}):
-        found = two_stage_settings(DecodingSettings(**other))
-        assert (found.steps, found.schedule) == (None, other.get("schedule"))
     clock = two_stage_settings(DecodingSettings(schedule="timed:eps=0.1"))
     assert (clock.schedule, clock.steps) == ("timed:eps=0.1", 256)
 

@@ -433,10 +433,7 @@ class ContinuingWriter(Writer):
     @torch.inference_mode()
     def _tokens(self, index: int) -> Tensor:
         settings = self.texts.settings
-        config = self.loaded.config
         logits_BV = self._logits().float()
-        if settings.text_only:
-            logits_BV = logits_BV[:, : stated(config, "text_vocab_size")]
         if settings.suppress_ids:
             logits_BV[:, list(settings.suppress_ids)] = -torch.inf
         if bool(logits_BV.isnan().any()):

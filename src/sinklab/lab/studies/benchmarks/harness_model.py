@@ -204,10 +204,8 @@ class SinklabLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-probability of each whole text in nats; for a diffusion model, its Monte Carlo
-        bound.
-        """
-        return [float(answer["logprob"]) for answer in self.answered(requests)]
+        """Not answered. Raises ValueError."""
+        raise ValueError("whole texts are scored by lm.loss, not by lm-eval; leave the task out")
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

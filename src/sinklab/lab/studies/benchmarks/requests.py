@@ -28,7 +28,6 @@ from sinklab.lab.scoring import (
     WritingRequest,
     ended,
     limit_of,
-    rolling,
     score,
     seeded,
 )
@@ -328,21 +327,5 @@ def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[Row]]:
     return found, [row | unknown for row in sink_rows(steps)]
 
 
-def rolled(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part:
-    """Likelihoods of whole texts. `asked`, `tick`: as of `written`."""
-    found = {}
-    for place, request in asked.items():
-        result = rolling(
-            model.loaded,
-            model.tok_encode(request.args[0], add_special_tokens=False),
-            likelihood_settings(model.settings),
-            edits=model.scored_edits,
-            measure=model.settings.watches(place[1]),
-        )
-        found[place] = _answer(result, [])
-        tick(1)
-    return found
-
-
-ANSWERS = {"generate_until": written, "loglikelihood": scored, "loglikelihood_rolling": rolled}
+ANSWERS = {"generate_until": written, "loglikelihood": scored}
 """Function that answers each kind of request."""

@@ -47,16 +47,11 @@ def two_stage_settings(given: DecodingSettings) -> DecodingSettings:
     """`PROTOCOL` with the fields that were given: those that differ from the defaults of their
     class.
     """
-    asked = {}
-    for name in (one.name for one in fields(DecodingSettings)):
-        value = getattr(given, name)
-        if value != getattr(type(given), name):
-            asked[name] = value
-    own = PROTOCOL
-    if "rule" in asked or not asked.get("schedule", "timed").startswith("timed"):
-        # the clock belongs to nothing else; other schedules find their own steps
-        own = replace(own, schedule=None, steps=None)
-    return replace(own, **asked)
+    names = [one.name for one in fields(DecodingSettings)]
+    asked = {name: getattr(given, name) for name in names}
+    return replace(
+        PROTOCOL, **{name: one for name, one in asked.items() if one != getattr(type(given), name)}
+    )
 
 
 def two_stages(
@@ -105,24 +100,19 @@ def two_stages(
             f"is {length}; give another"
         )
     tokenizer = loaded.needed_tokenizer()
-    whole = [_prompt(tokenizer, question) for question in questions]
     fill = partial(_filled, loaded, settings, length, edits, tick)
-    found = [{"text": "", "steps": 0, "sinks": [], "dose": {}} for _ in questions]
-    some = [place for place, ids in enumerate(whole) if len(ids) < length]
-    if not some:
-        return found
-    first, told = fill([whole[place] for place in some], 2 * batch)
+    first, told = fill([_prompt(tokenizer, question)[:length] for question in questions], 2 * batch)
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in first]
-    again = [tokenizer(text)["input_ids"][:length] for text in texts]
-    second, more = fill(again, 2 * batch + 1)
-    for row, place in enumerate(some):
-        found[place] = {
-            "text": str(tokenizer.decode(second[row], skip_special_tokens=True)),
-            "steps": told[row]["steps"] + more[row]["steps"],
+    second, more = fill([tokenizer(text)["input_ids"][:length] for text in texts], 2 * batch + 1)
+    return [
+        {
+            "text": str(tokenizer.decode(row, skip_special_tokens=True)),
+            "steps": one["steps"] + other["steps"],
             "sinks": [],
-            "dose": Dose.pooled(Dose(one[row]["dose"]) for one in (told, more)).totals,
+            "dose": Dose.pooled(Dose(some["dose"]) for some in (one, other)).totals,
         }
-    return found
+        for row, one, other in zip(second, told, more, strict=True)
+    ]
 
 
 def _prompt(tokenizer: Any, question: str) -> list[int]:
@@ -172,19 +162,13 @@ def marked_answer(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def same_answer(one: str, other: str) -> bool:
-    """Whether two answers are equal as the released code compares them without antlr4: as text,
-    without dollars and thousands' commas, so that "18.0" is not "18".
+def plain_answer(answer: str) -> str:
+    """An answer as the released code compares it without antlr4: as text, without dollars and
+    thousands' commas, so that "18.0" is not "18".
     """
-    return _plain(one) == _plain(other)
-
-
-def _plain(answer: str) -> str:
     text = answer.strip().replace("$", "")
     without_commas = text.replace(",", "")
-    if without_commas.isdigit():
-        return without_commas
-    return text
+    return without_commas if without_commas.isdigit() else text
 
 
 def task(data: str | None) -> Any:
@@ -196,8 +180,8 @@ def task(data: str | None) -> Any:
         return [[marked_answer(text) or NO_ANSWER for text in some] for some in texts]
 
     def compared(document: dict[str, Any], answers: Sequence[str]) -> dict[str, float]:
-        target = document["answer"].rpartition("####")[2].strip()
-        return {"exact_match": float(same_answer(answers[0], target))}
+        target = document["answer"].rpartition("####")[2]
+        return {"exact_match": float(plain_answer(answers[0]) == plain_answer(target))}
 
     steps = [{"function": "custom", "filter_fn": marked}, {"function": "take_first"}]
     metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
