@@ -32,15 +32,6 @@ def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens):
     )
 
 
-def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by():
-    plan = monte_carlo(400, 5, LikelihoodSettings(samples=50, noise="smdm"))
-    t = 1 / plan.weights_n
-    steps = np.diff(np.sort(t))
-    assert np.allclose(steps, 1 / 50), "times lie on a grid with a random offset"
-    shares = shown(plan).mean(1)
-    assert np.abs(shares - t).max() < 5 * 0.5 / math.sqrt(400)
-
-
 @NOISES
 def test_the_expectation_is_the_weight_of_every_mask(noise):
     tokens, samples = 3, 20_000
@@ -96,12 +87,6 @@ def test_the_chain_rule_hides_a_token_and_all_after_it():
     assert plan.masked_NL.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
     assert plan.wanted_NL.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert plan.result(np.array([-1.0, -2.0, -4.0])) == (-7.0, 0.0)
-
-
-def test_the_error_of_one_sample_is_unknown():
-    score, stderr = monte_carlo(4, 0, LikelihoodSettings(samples=1)).result(np.array([-3.0]))
-    assert score < 0
-    assert math.isnan(stderr)
 
 
 def test_a_sample_that_masks_nothing_counts_as_nothing():

@@ -5,9 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from golden import golden_folder
 from likelihood_twin import (
-    exact,
     ids,
     logprobs,
     plain_causal,
@@ -16,7 +14,7 @@ from likelihood_twin import (
 )
 from refusals import refused
 from sinklab.core.subject import Canvas, DecodingSettings
-from sinklab.lab.checkpoints import SpecialIds, load
+from sinklab.lab.checkpoints import SpecialIds
 from sinklab.lab.scoring import likelihood
 from sinklab.lab.scoring.likelihood import LikelihoodSettings, Scored, rolling, score
 from sinklab.lab.scoring.requests import monte_carlo
@@ -53,19 +51,6 @@ def test_scores_equal_plain_loops_over_the_same_masks(model, noise, cfg_scale):
         )
         assert chain.logprob == pytest.approx(plain_chain(loaded, *request, cfg_scale), rel=1e-5)
         assert (one.tokens, one.dropped, chain.stderr) == (len(request[1]), 0, 0)
-
-
-def test_a_packaged_model_agrees_with_its_exact_scores():
-    loaded = load("tiny-sink")
-    encode = loaded.needed_tokenizer().encode
-    context = encode("The old man sat by the")
-    ends = (encode(text, add_special_tokens=False) for text in (" fire", " purple parliament"))
-    requests = [(context, end) for end in ends]
-    truth = [exact(loaded, *request) for request in requests]
-    found = score(loaded, requests, LikelihoodSettings(samples=64))
-    for one, true in zip(found, truth, strict=True):
-        assert abs(one.logprob - true) < 4 * one.stderr + 1e-4
-    assert truth[0] > truth[1] and found[0].logprob > found[1].logprob
 
 
 @pytest.mark.parametrize(
@@ -164,18 +149,6 @@ def test_greedy_is_what_decoding_writes(model, cfg_scale):
     found = score(loaded, requests, settings, greedy=True)
     assert [one.greedy for one in found] == [True, False] * 4
     assert not any(one.greedy for one in score(loaded, requests, LikelihoodSettings(samples=1)))
-
-
-@pytest.mark.parametrize("family", ["llada", "mmada", "dream", "smdm_vanilla", "smdm_sink"])
-def test_published_formats_are_scored_and_written_alike(family):
-    loaded = load(golden_folder(family))
-    settings = LikelihoodSettings("chain_rule", cfg_scale=0.5)
-    requests = greedy_requests(loaded, 0.5, highest=60)
-    found = score(loaded, requests, settings, greedy=True)
-    assert [one.greedy for one in found] == [True, False] * 4
-    unguided = score(loaded, requests, LikelihoodSettings("chain_rule"))
-    for (context, continuation), one in zip(requests, unguided, strict=True):
-        assert one.logprob == pytest.approx(plain_chain(loaded, context, continuation), rel=1e-4)
 
 
 def test_autoregressive_scores_equal_a_plain_loop():

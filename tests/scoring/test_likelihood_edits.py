@@ -147,16 +147,6 @@ def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer():
     assert sum(shared) < 8, "of 16 columns; equal draws share 14 or so"
 
 
-def test_both_readings_of_a_guided_row_lose_the_same_random_columns():
-    loaded, edit = tiny_loaded(), BlockKeys(Random(TopKeys(2)))
-    # without a context the two readings are one, and guidance between them is nothing
-    requests = [([], continuation) for _, continuation in REQUESTS]
-    plain, guided = (
-        logprobs(loaded, requests, replace(SETTINGS, cfg_scale=w), edits=[edit]) for w in (0.0, 2.0)
-    )
-    assert guided == pytest.approx(plain, rel=1e-5)
-
-
 def test_guidance_and_edits_go_together():
     loaded, settings = tiny_loaded(1), replace(SETTINGS, cfg_scale=0.5, samples=200)
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
@@ -198,13 +188,3 @@ def test_edits_become_such_as_a_single_reading_can_carry_out():
 )
 def test_edits_that_do_not_fit_are_refused(edit, message):
     refused(message, score, tiny_loaded(), REQUESTS, SETTINGS, edits=[edit])
-
-
-def test_an_edit_fits_its_model_and_may_be_spelt():
-    loaded = tiny_loaded()
-    refused("names position 13, but", score, tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
-    spelt, made = (
-        score(loaded, REQUESTS, edits=[edit])
-        for edit in ("block_keys:keys=top:k=1", MaskSinks(k=1))
-    )
-    assert spelt == made

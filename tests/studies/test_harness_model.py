@@ -107,20 +107,6 @@ def test_answers_are_counted_while_they_last(make):
     assert counts == [0.25] * 4
 
 
-def test_what_was_cut_is_not_counted_as_prompt():
-    loaded = tiny_loaded()
-    model = an_lm(loaded, record_sinks=1)
-    long = " the sea and the boats" * 4
-    requests = [
-        instance("loglikelihood", CONTEXT * 8, end, number=at)
-        for at, end in enumerate((long, " rain"))
-    ]
-    model.loglikelihood(requests)
-    answer = model.told["toy", 0, 0]
-    assert answer["cut"] > 0
-    assert min(row["in_prompt"] for row in answer["sinks"]) < 1
-
-
 def test_a_single_continuation_is_compared_with_greedy_decoding():
     loaded = tiny_llama()
     model = an_lm(loaded)

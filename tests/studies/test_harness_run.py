@@ -11,8 +11,6 @@ pytest.importorskip("lm_eval")
 from refusals import refused
 from sinklab.lab.records import open_run
 from sinklab.lab.studies.benchmarks import harness_model, requests
-from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-from sinklab.lab.studies.benchmarks.run import dose_rows
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from sinklab.lab.studies.benchmarks.tables import rows_of, score_sentences
 from tiny_diffusion import tiny_loaded
@@ -112,23 +110,6 @@ def test_the_dose_of_each_task_is_recorded(finished):
     assert (doses["keys"] == 1).all()
     assert doses[["documents", "measured"]].to_numpy().tolist() == [[4, 2]] * 3
     assert doses["removed"].between(0, 1, inclusive="neither").all()
-
-
-def test_edits_of_ones_own_have_a_dose_and_windows_have_none():
-    settings = replace(
-        SETTINGS,
-        mask_sinks=None,
-        limit=1,
-        record_sinks=0,
-        edits=("block_keys:keys=top:k=2,when=now", "window_attention:radius=9"),
-    )
-    run = run_toys(settings)
-    assert set(run.table("doses")["protocol"]) == {""}
-    assert (run.table("doses")["keys"] == 2).all()
-    line = f"toy_texts: blocked by {' '.join(settings.edits)}: 2.00 keys"
-    assert score_sentences([run])[3].startswith(line)
-    windows = SinklabLM(tiny_loaded(), settings=replace(settings, edits=settings.edits[1:]))
-    assert dose_rows(windows) == []
 
 
 def asked_for(monkeypatch):

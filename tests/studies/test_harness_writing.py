@@ -22,7 +22,6 @@ from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
 from sinklab.lab.studies.benchmarks.requests import needs_own_batch, write_batch
 from sinklab.lab.studies.benchmarks.study import EvalSettings
-from sinklab.lab.studies.benchmarks.tables import from_row
 from sinklab.lab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -150,20 +149,6 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     assert np.isnan(unwatched.removed) and unwatched.held == pytest.approx(dose.held)
 
 
-def test_keys_that_no_rule_names_are_a_dose_of_zero():
-    loaded = tiny_loaded()
-    edits = (by_protocol("rule", 2, Excess(50.0)),)
-    (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
-    dose = Dose(answer["dose"])
-    assert (dose.keys, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0
-    assert from_row(dose.row()).row() == pytest.approx(dose.row(), nan_ok=True)
-    assert (
-        str(from_row(dose.row()))
-        == str(dose)
-        == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
-    )
-
-
 @pytest.mark.parametrize("sink", [0, 2])
 def test_facts_are_those_of_the_attention_itself(sink):
     loaded = tiny_loaded(sink)
@@ -237,18 +222,6 @@ def test_an_indented_line_keeps_its_spaces():
     assert ended(loaded, [1, 2], (), before=[0]) == ([1, 2], "    return 1")
     assert ended(loaded, [1, 2], (" 1",), before=[0])[1] == "    return"
     assert ended(loaded, [1, 2], ())[1] == "   return 1"
-
-
-def test_a_random_control_is_drawn_per_request():
-    loaded = tiny_loaded()
-    edits = (BlockKeys(Random(TopKeys(2))),)
-    one, other = (replace(asked(loaded)[1], seed=seed) for seed in (5, 6))
-    facts = [
-        write_batch(loaded, [each], SETTINGS, NEW, edits, watch=True)[0]["sinks"]
-        for each in (one, one, other)
-    ]
-    assert facts[0] == facts[1]
-    assert facts[0] != facts[2]
 
 
 @pytest.mark.ring("extras")

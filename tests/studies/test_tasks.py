@@ -175,18 +175,6 @@ def test_a_missing_training_file_is_no_matter_without_examples():
         tasks("piqa", num_fewshot=3)
 
 
-def test_files_are_read_anew():
-    path = write("lambada_openai")
-
-    def text():
-        (task,) = tasks("lambada_openai")
-        return task.eval_docs[0]["text"]
-
-    assert text() == LAMBADA[0]["text"]
-    path.write_text(json.dumps({"text": "Another day at sea"}) + "\n")
-    assert text() == "Another day at sea"
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -205,10 +193,6 @@ def test_files_are_read_anew():
 )
 def test_what_cannot_be_had_is_refused(names, message):
     refused(message, tasks, *names)
-
-
-def test_folders_that_are_none_are_refused():
-    refused("absent is none; give", offline.tasks, ["piqa"], "absent")
 
 
 def test_programs_are_refused_without_the_extra_that_holds_them(monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.core.errors import check_tensor, check_vocabulary, known_fields, one_of
+from sinklab.core.errors import check_tensor, known_fields, one_of
 from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.cli.command import Reading, say
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
@@ -33,7 +33,7 @@ class Compared:
 
     case: str
     what: str
-    """logits, loss or canvas"""
+    """logits or canvas"""
     holds: bool
     found: str
     """The difference in numbers, or the first place at which a canvas differs."""
@@ -56,7 +56,7 @@ class Saved:
         with refused(f"{folder} must hold {CASES} and {TENSORS}, see docs/first_hour.md"):
             self.told = read_json(folder / CASES, dict)
             self.tensors = load_file(ordinary(folder / TENSORS))
-            kinds = ("logits", "loss", "generate")
+            kinds = ("logits", "generate")
             self.cases = [
                 (kind, one["name"], one.get("settings", {}))
                 for kind in kinds
@@ -87,24 +87,18 @@ class Saved:
         for kind, name, settings in self.cases:
             if kind == "logits":
                 yield self._logits(model, name, tolerance)
-            elif kind == "loss":
-                yield self._loss(model, name, tolerance)
             else:
                 yield self._canvases(model, name, settings)
 
-    def _ours(self, model: Any, prefix: str) -> tuple[Tensor, Tensor]:
-        """Our logits, and where there is text."""
+    def _logits(self, model: Any, case: str, tolerance: float) -> Compared:
         import torch
 
+        prefix = f"logits.{case}."
         ids_RS = self.tensor(f"{prefix}input_ids", 2).long()
         real_RS = self.tensors.get(f"{prefix}attention_mask", torch.ones_like(ids_RS))
         check_tensor(f"{prefix}attention_mask", real_RS, ids_RS.shape)
         logits_RSV = model(ids_RS.to(model.device), real_RS.to(model.device)).logits
-        return logits_RSV.float().cpu(), real_RS.bool()
-
-    def _logits(self, model: Any, case: str, tolerance: float) -> Compared:
-        prefix = f"logits.{case}."
-        ours_RSV, real_RS = self._ours(model, prefix)
+        ours_RSV, real_RS = logits_RSV.float().cpu(), real_RS.bool()
         # where a model predicts the next token: moved to the position of the token
         name = f"{prefix}shifted"
         if name not in self.tensors:
@@ -127,22 +121,6 @@ class Saved:
         return Compared(
             case, "logits", relative <= tolerance, f"{found}; most likely token: {same:.1%} equal"
         )
-
-    def _loss(self, model: Any, case: str, tolerance: float) -> Compared:
-        import torch
-        from torch.nn.functional import cross_entropy
-
-        ours_RSV, real_RS = self._ours(model, f"loss.{case}.")
-        labels_RS = self.tensor(f"loss.{case}.labels", 2).long()
-        check_tensor(f"loss.{case}.labels", labels_RS, real_RS.shape)
-        asked = labels_RS[labels_RS != -100].tolist()
-        check_vocabulary(f"loss.{case}.labels", asked, ours_RSV.shape[2])
-        theirs_R = self.tensor(f"loss.{case}.loss", 1).float()
-        ours_R = torch.stack([cross_entropy(*row) for row in zip(ours_RSV, labels_RS, strict=True)])
-        check_tensor(f"loss.{case}.loss", theirs_R, ours_R.shape)
-        relative = float(((theirs_R - ours_R).abs() / ours_R).max())
-        found = f"{ours_R.mean():.4f} nats a token, theirs {theirs_R.mean():.4f}"
-        return Compared(case, "loss", relative <= tolerance, f"{found}; relative {relative:.2g}")
 
     def _canvases(self, model: Any, case: str, settings: dict[str, Any]) -> Compared:
         from torch.nn.functional import pad
@@ -181,7 +159,7 @@ class Saved:
 class Validate(Command):
     """Does a checkpoint give the numbers here that another program saved?
 
-    Logits, losses and canvases of the folder are compared with ours: the authors' code, an engine
+    Logits and canvases of the folder are compared with ours: the authors' code, an engine
     or a port wrote it, as docs/first_hour.md describes. Exit status 1 says that something differs
     by more than rounding may.
 
