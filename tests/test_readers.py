@@ -3,7 +3,6 @@ hold what the package relies on.
 """
 
 import subprocess
-import sys
 
 import pytest
 
@@ -15,8 +14,8 @@ FILES = sorted((ROOT / "benchmarks" / "readers").glob("reader_*.py"))
 @pytest.mark.slow
 @pytest.mark.ring("lab")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_ideas_of_a_reader_hold(file):
-    given = [sys.executable, "-m", "sinklab", "check", str(file)]
+def test_the_ideas_of_a_reader_hold(file, python):
+    given = [python, "-m", "sinklab", "check", str(file)]
     done = subprocess.run(given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": holds") == 5, done.stdout

@@ -1,5 +1,6 @@
 """What edits of attention choose and what a model writes under them: every removal of keys, chosen
-at every time, for every kind of query, in every forward, with guidance and without.
+at every time, for every kind of query, in every forward, with guidance and without; each
+combination by one of four models, in turn.
 
 A cell of a model is `<model>/<forward>/<guidance>/<when>/<how>/<queries>`. It holds the keys that
 each row, layer and head lost at each evaluation, the tokens that stood at the open positions after
@@ -121,17 +122,20 @@ def cells(group: str) -> Cells:
 
 
 def of_model(group: str, folder: Path) -> Cells:
-    """Every combination that is not refused as it is written."""
+    """Of the combinations that are not refused as they are written every fourth, other ones of
+    each model.
+    """
     models = {length: tiny(block_length=length, **MODELS[group]) for length in (None, BLOCK)}
     files = {length: folder / f"{length}.safetensors" for length in models}
     for length, model in models.items():
         save_values(model, files[length])
-    for forward, guidance in product(SHARED, GUIDANCE):
+    first = list(MODELS).index(group)
+    for place, (forward, guidance) in enumerate(product(SHARED, GUIDANCE), first):
         length = BLOCK if forward in IN_BLOCKS else None
-        for name, edit in edits(files[length]):
-            if edit is not None:
-                how = {**FORWARDS[forward], **GUIDANCE[guidance]}
-                yield f"{forward}/{guidance}/{name}", cell_of(models[length], edit, how)
+        made = [(name, edit) for name, edit in edits(files[length]) if edit is not None]
+        for name, edit in made[-place % 4 :: 4]:
+            how = {**FORWARDS[forward], **GUIDANCE[guidance]}
+            yield f"{forward}/{guidance}/{name}", cell_of(models[length], edit, how)
 
 
 def edits(file: Path) -> Iterator[tuple[str, BlockKeys | None]]:
