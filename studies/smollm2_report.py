@@ -9,7 +9,7 @@ import smollm2_contrasts as contrasts
 
 
 def report(found: dict[str, Any], folder: Path) -> None:
-    """The tables as Markdown, and the figures, from the results."""
+    """Print the tables as Markdown, and draw the figures, from the results."""
     tables = (
         outcome_table,
         lone_table,
@@ -28,7 +28,6 @@ def report(found: dict[str, Any], folder: Path) -> None:
     lines = []
     for table in tables:
         lines += [*table(found), ""]
-    (folder / "tables.md").write_text("\n".join(lines), "utf-8")
     draw(found, folder)
     draw_conversion(found, folder)
     print("\n".join(lines))

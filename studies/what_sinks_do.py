@@ -34,6 +34,7 @@ from torch.nn.functional import cross_entropy
 from sinklab import Canvas, denoise, find_sinks, intervene, trace
 from sinklab.core.instrument.edits.block_keys import BlockKeys
 from sinklab.core.instrument.edits.selectors import SinkKeys, TopKeys
+from sinklab.lab.analysis.estimates import corrected
 from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import EqualMass, MaskSinks, Random, WindowAttention
 from sinklab.lab.measures.controls import Others
@@ -564,15 +565,6 @@ def over_seeds(results: dict[str, Any]) -> dict[str, Crossed]:
     return found
 
 
-def holm(p: dict[str, float]) -> dict[str, float]:
-    """p-values corrected for their number (Holm 1979)."""
-    corrected, worst = {}, 0.0
-    for place, name in enumerate(sorted(p, key=lambda name: p[name])):
-        worst = max(worst, min(1.0, p[name] * (len(p) - place)))
-        corrected[name] = worst
-    return corrected
-
-
 def report() -> None:
     """Tables of all numbers, and the primary outcomes with Holm's correction."""
     files = {name: RESULTS / f"{name}.json" for name in MODELS}
@@ -580,14 +572,14 @@ def report() -> None:
         name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.is_file()
     }
     outcomes = over_seeds(results)
-    corrected = holm({name: one.p for name, one in outcomes.items()})
+    p = dict(zip(outcomes, corrected([one.p for one in outcomes.values()]), strict=True))
     lines: list[str] = []
     seeds = [primaries(results, model) for model in SEEDS]
     heads = ["question", "seeds × texts", "could have been seen", "p (Holm)"]
     heads += [f"seed {number}" for number in range(len(SEEDS))]
     lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, one in outcomes.items():
-        cells = [name, str(one), f"{one.reach:.3f}", f"{corrected[name]:.2g}"]
+        cells = [name, str(one), f"{one.reach:.3f}", f"{p[name]:.2g}"]
         cells += [shown(some[name]) if name in some else "–" for some in seeds]
         lines.append("| " + " | ".join(cells) + " |")
     for question in QUESTIONS:

@@ -224,11 +224,11 @@ def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(texts,
 
 
 @pytest.mark.slow
-def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path):
+def test_a_table_and_a_figure_are_made_of_what_there_is(tmp_path, capsys):
     found = study.results()
     assert {"parent", "lifted", "iii-0-500"} <= set(found)
     study.report(found, tmp_path)
-    text = (tmp_path / "tables.md").read_text()
+    text = capsys.readouterr().out
     assert "3 Is seeing only itself the cause? | yes" in text
     assert "5 Does the added token become the sink? | not measured" in text or "iv-0-500" in found
     assert (tmp_path / "strength.png").stat().st_size > 1000
