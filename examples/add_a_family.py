@@ -1,5 +1,5 @@
 """A checkpoint family in one file: Llama under other names. ``sinklab info FOLDER --plugin
-FILE.py`` reads it, ``sinklab check FILE.py --on FOLDER`` holds it to what the loader relies on.
+FILE.py`` reads it.
 """
 
 import json
@@ -49,4 +49,4 @@ if __name__ == "__main__":
         Path(folder, "config.json").write_text(json.dumps(config))
         tensors = {plan.family.source(plan, name)[0]: weights[name] for name in weights}
         save_file(tensors, Path(folder, "model.safetensors"))
-        raise SystemExit(main(["check", __file__, "--on", folder]))
+        raise SystemExit(main(["generate", "1 2 3", "--model", folder, "--plugin", __file__]))

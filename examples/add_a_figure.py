@@ -1,7 +1,6 @@
 """A figure of your own, in one file: a function that draws runs on axes and returns the numbers.
 
-``sinklab figures RUN --plugin add_a_figure.py`` draws it beside the figures of the package, and
-``sinklab check add_a_figure.py --on RUN`` says whether it can be drawn.
+``sinklab figures RUN --plugin add_a_figure.py`` draws it beside the figures of the package.
 """
 
 import tempfile
@@ -25,5 +24,6 @@ def sinks_and_norms(runs, ax):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(["trace", "The house", "--new-tokens", "8", "--out", f"{folder}/run"])
-        raise SystemExit(main(["check", __file__, "--on", f"{folder}/run"]))
+        run = f"{folder}/run"
+        main(["trace", "The house", "--new-tokens", "8", "--out", run])
+        raise SystemExit(main(["figures", run, "--plugin", __file__, "--out", f"{folder}/drawn"]))

@@ -211,7 +211,6 @@ def test_generate_starts_from_nothing(model, capsys):
         ),
         ("compare nowhere there", "nowhere is not a run folder"),
         ("report", "report needs at least one run folder"),
-        ("tour --out {model}", "the tour writes into an empty folder, but .* holds files"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_status_2(command, message, model, tmp_path, capsys):

@@ -94,8 +94,8 @@ class List(Command):
 class Check(Command):
     """Does a plug-in keep the promises of what it registers?
 
-    Each rule, statistic, edit, selector, removal, sink, cache, schedule, family, figure and study
-    that the file registers is tried on small models. Exit status 1: one does not keep them.
+    Each rule, statistic, edit, selector, removal, sink, cache, schedule and study that the file
+    registers is tried on small models. Exit status 1: one does not keep them.
 
     Try
         sinklab check my_rule.py
@@ -106,8 +106,6 @@ class Check(Command):
     """The plug-in."""
     value: MARK.Positional[tuple[str, ...]] = ()
     """Parts to check with other options than the defaults, as text."""
-    on: str = ""
-    """Needs of a family or a figure: a small checkpoint of it, a run to draw."""
     group = "check"
 
     def run(self) -> None:
@@ -115,7 +113,7 @@ class Check(Command):
         from sinklab.lab.checks import verdicts
 
         load_plugin(self.file)
-        lines = [*verdicts(self.file, self.value, self.on)]
+        lines = [*verdicts(self.file, self.value)]
         if not lines:
             raise ValueError(f"{self.file} registers nothing; examples/ has a file of each kind")
         say("\n".join(lines))

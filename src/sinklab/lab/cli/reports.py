@@ -85,16 +85,12 @@ class Report(Command):
         if self.sink_rule is not None:
             rule = rules.parse(self.sink_rule)
         opened = _opened(self.runs)
-        replaced = (
-            " in place of the one that was there (--out names another folder)"
-            * (self.out / "report.html").is_file()
-        )
         read = as_shown(opened, rule=rule)
         with working():
             page = build(read, self.out, tables=self.tables)
         if read[0].kind == "study":
             tell_answers(read)
-        say(f"report: {page}{replaced}")
+        say(f"report: {page}")
 
 
 def _opened(folders: Iterable[Path]) -> list[Run]:

