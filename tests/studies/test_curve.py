@@ -90,7 +90,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [replace(MAP, ks=(2,)), replace(MAP, by="layer", twin=True)],
+    [replace(MAP, screen=True, ks=(2,)), replace(MAP, by="layer", twin=True)],
 )
 def test_a_study_conforms(settings):
     check_study(Curve(), tiny_loaded(1), settings)

@@ -3,7 +3,7 @@
 # R rows, K doses
 import math
 from collections.abc import Iterator
-from itertools import compress, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -99,6 +99,7 @@ class _Curve:
         self.settings = one.run.info.settings
         self.rule = self.settings.get("sink_rule")
         self.by_degree = by_degree(one.run)
+        self.is_diffusion = one.run.info.model.get("family") == "diffusion"
         # None if controls alone were scored
         self.main = next((name for name in MAIN if (self.rows["control"] == name).any()), None)
         self.own = self.rows[self.rows["control"] == self.main]
@@ -171,46 +172,51 @@ def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
 
 def _curve_lines(shown: list[Reader]) -> list[dict[str, str]]:
     curves = [_Curve(one) for one in shown]
-    causal = [one.run.info.model.get("family") != "diffusion" for one in shown]
     rows = [one.rows for one in curves]
     own = [question for one in curves for question in one.questions()]
-    between = [
-        question
-        for one, other in product(
-            compress(curves, [not one for one in causal]), compress(curves, causal)
-        )
-        for question in _between(one, other, rows)
-    ]
+    between: list[_Question] = []
+    for one, other in product(curves, curves):
+        if one.is_diffusion and not other.is_diffusion:
+            between += _between(one, other, rows)
     asked, apart = ([one for one in some if not one.why] for some in (own, between))
     lines = []
     if asked:
         how: dict[str, Any] = {"arm": MODEL, "unit": "row", "words": WORDS}
-        how["pairs"], how["apart"] = (
-            [(one.arm, one.other) for one in some] for some in (asked, apart)
-        )
+        how["pairs"] = [(one.arm, one.other) for one in asked]
+        how["apart"] = [(one.arm, one.other) for one in apart]
         table = effects(pd.concat(rows), "cost", **how)
-        controls = {}
-        for kind in CONTROLS:
-            some = [_costs(one, kind) for one in shown if kind in twins_of(one.run)]
-            if some:
-                controls[kind] = pd.concat(some).groupby(MODEL)["cost"].mean()
-        for one, line in zip([*asked, *apart], table.to_dict("records"), strict=True):
-            values = {}
-            for kind, means in controls.items():
-                other = means.get(one.other, math.nan) if one.other else 0.0
-                values[kind] = _percent(means.get(one.arm, math.nan) - other)
-            verdict = line["verdict"]
-            if one.other:
-                verdict = MORE.get(verdict, verdict)
-            said = {"model": one.model, "measure": one.measure, "value": _percent(line["mean"])}
-            said |= {"interval": f"{_percent(line['low'])} … {_percent(line['high'])}"}
-            if math.isnan(line["low"]):
-                said["interval"], verdict = "", f"inconclusive, {FEWEST} rows needed"
-            lines.append(said | {"controls": beside(values), "verdict": verdict})
+        controls = _of_controls(shown)
+        for one, found in zip([*asked, *apart], table.to_dict("records"), strict=True):
+            lines.append(_line(one, found, controls))
     notes = [one for one in (*own, *between) if one.why]
     return lines + [
         {"model": one.model, "measure": one.measure, "verdict": one.why} for one in notes
     ]
+
+
+def _of_controls(shown: list[Reader]) -> dict[str, Any]:
+    """Mean cost of each arm in each untrained control."""
+    found = {}
+    for kind in CONTROLS:
+        some = [_costs(one, kind) for one in shown if kind in twins_of(one.run)]
+        if some:
+            found[kind] = pd.concat(some).groupby(MODEL)["cost"].mean()
+    return found
+
+
+def _line(one: _Question, found: dict[str, Any], controls: dict[str, Any]) -> dict[str, str]:
+    """The answer to a question."""
+    values = {}
+    for kind, means in controls.items():
+        other = means.get(one.other, math.nan) if one.other else 0.0
+        values[kind] = _percent(means.get(one.arm, math.nan) - other)
+    verdict, interval = found["verdict"], f"{_percent(found['low'])} … {_percent(found['high'])}"
+    if one.other:
+        verdict = MORE.get(verdict, verdict)
+    if math.isnan(found["low"]):
+        interval, verdict = "", f"inconclusive, {FEWEST} rows needed"
+    line = {"model": one.model, "measure": one.measure, "value": _percent(found["mean"])}
+    return line | {"interval": interval, "controls": beside(values), "verdict": verdict}
 
 
 def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_Question]:
