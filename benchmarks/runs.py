@@ -130,7 +130,6 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
                 "prompt": "simulated",
                 "completion": "",
                 "rule": "",
-                "masked_sinks": 0,
             }
             found = {**tables, "tokens": text, "steps": columns | counts, "generations": [row]}
             run.write(sample, {sample: Contents(found, {**facts, "attention": kept})})

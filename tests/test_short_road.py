@@ -214,9 +214,9 @@ def test_text_stands_for_a_rule_an_edit_and_a_cache(run, tmp_path):
     received_TLHK, visible, positions = arrays(run, 0)
     text = find_sinks(received_TLHK, "excess:epsilon=1", visible, positions)
     assert (text == find_sinks(received_TLHK, Excess(1.0), visible, positions)).all() and text.any()
-    found = motion(received_TLHK, visible, positions, rule="top:k=2", added=1).mobility
+    found = motion(received_TLHK, visible, positions, rule="top:k=2").mobility
     np.testing.assert_array_equal(
-        found, motion(received_TLHK, visible, positions, rule=Top(2), added=1).mobility
+        found, motion(received_TLHK, visible, positions, rule=Top(2)).mobility
     )
     for use in (run.with_rule, lambda rule: sinklab.report(run, tmp_path / "other", rule=rule)):
         refused("did you mean 'excess'", use, "exces:epsilon=5")
@@ -274,7 +274,7 @@ def test_a_statistic_of_ones_own_is_seen(draw_only, tmp_path, monkeypatch):
 
 def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
     found = run.mobility()
-    each = [motion(*arrays(run, sample), added=1).mobility for sample in (0, 1)]
+    each = [motion(*arrays(run, sample)).mobility for sample in (0, 1)]
     known = ~np.isnan(each)
     mean = np.where(
         known.any(0), np.where(known, each, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan
@@ -292,7 +292,7 @@ def test_a_run_of_one_step_has_a_page_and_says_that_nothing_moves():
 
 
 def test_arrays_come_with_their_labels(run):
-    refused("written in parts", run.to_xarray)
+    refused(r"samples \[0, 1\]; choose one", run.to_xarray)
     data = run.to_xarray(sample=1)
     rows = run.table("tokens", 1)
     last = rows[(rows["step"] == 7) & (rows["state"] != "masked")]

@@ -1,30 +1,21 @@
 """The three questions: words by their thresholds, numbers with controls, short sentences."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from sinklab.lab.analysis.answers import (
-    Answer,
-    Answers,
-    Cost,
-    Existence,
-    Staying,
-    costs,
-    exists,
-    stays,
-)
-from sinklab.lab.analysis.estimates import mean_over
+from sinklab.lab.analysis.answers import Answer, Answers, costs, exists, stays
 from sinklab.lab.analysis.sentences import contrast
 
 SPREAD = 0.01 * np.array([-1.0, 1.0, -0.5, 0.5, -0.8, 0.8, -0.2, 0.2])
 
 
-def existence(strongest, strong=0.0, ruled=0.0, samples=8):
-    strong_S, ruled_S = (np.full(samples, share) for share in (strong, ruled))
-    return Existence(strongest + SPREAD[:samples], strong_S, ruled_S, even=0.016)
+def seen(strongest, strong=0.0, ruled=0.0, samples=8, added=np.nan):
+    """Facts of so many samples."""
+    shares = {"strongest": strongest + SPREAD[:samples], "strong": strong, "ruled": ruled}
+    return pd.DataFrame(shares | {"positions": 62.5, "added": added})
 
 
 def words_in(sentence):
@@ -39,53 +30,47 @@ def spoken(answer):
 @pytest.mark.parametrize(
     ("own", "control", "word"),
     [
-        (existence(0.388, strong=0.2, ruled=0.8), existence(0.051), "yes"),
-        (existence(0.1, strong=0.0, ruled=0.3), existence(0.063), "weak"),
+        (seen(0.388, strong=0.2, ruled=0.8), 0.051, "yes"),
+        (seen(0.1, strong=0.0, ruled=0.3), 0.063, "weak"),
         # strong keys in 4 % of heads are too few, whatever their weight
-        (existence(0.388, strong=0.04, ruled=0.3), existence(0.051), "weak"),
-        (existence(0.1, strong=0.0, ruled=0.01), existence(0.063), "no"),
-        (existence(0.1, strong=0.2, ruled=0.3), existence(0.15), "no"),
-        (
-            existence(0.388, strong=0.2, ruled=0.8, samples=7),
-            existence(0.051, samples=7),
-            "inconclusive",
-        ),
-        (existence(0.388, strong=0.2, ruled=0.8), None, "inconclusive"),
+        (seen(0.388, strong=0.04, ruled=0.3), 0.051, "weak"),
+        (seen(0.1, strong=0.0, ruled=0.01), 0.063, "no"),
+        (seen(0.1, strong=0.2, ruled=0.3), 0.15, "no"),
+        (seen(0.388, strong=0.2, ruled=0.8, samples=7), 0.051, "inconclusive"),
+        (seen(0.388, strong=0.2, ruled=0.8), None, "inconclusive"),
     ],
 )
 def test_whether_sinks_exist_is_a_word_by_its_thresholds(own, control, word):
-    found = exists(
-        own,
-        {} if control is None else {"initialised": existence(0.02, samples=2), "permuted": control},
-    )
+    controls = {}
+    if control is not None:
+        controls = {"initialised": 0.02 + SPREAD[:2], "permuted": control + SPREAD[: len(own)]}
+    found = exists(own, controls)
     assert found.word == word and found.sentence.casefold().startswith(word)
     assert words_in(found.sentence) <= 25
     if control is not None:
-        assert found.controls["shuffled weights"] == pytest.approx(control.strongest_S.mean())
-        assert f"{100 * control.strongest_S.mean():.1f} %" in spoken(found)
+        assert found.controls["shuffled weights"] == pytest.approx(control, abs=0.001)
+        assert f"{100 * found.controls['shuffled weights']:.1f} %" in spoken(found)
 
 
 def test_the_sentence_on_existence_has_its_numbers_and_the_control():
-    found = exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)})
+    found = exists(seen(0.388, strong=0.2, ruled=0.8), {"permuted": 0.051 + SPREAD})
     assert spoken(found) == (
         "Yes: the strongest token of a head receives 38.8 % of its attention (8 samples, even "
         "share 1.6 %); with shuffled weights 5.1 %."
     )
     # as strong as the control, give or take: a test of the paired difference, whatever part of it
     # that is
-    swapped = Existence(0.1 + SPREAD[::-1], np.zeros(8), np.full(8, 0.3), 0.016)
-    same = exists(existence(0.1, ruled=0.3), {"permuted": swapped})
+    same = exists(seen(0.1, ruled=0.3), {"permuted": 0.1 + SPREAD[::-1]})
     assert same.word == "no" and "not distinguishable from shuffled weights (10.0 %)" in spoken(
         same
     )
     assert same.detectable > 0
     # a control that read a few steps is compared with the same steps
-    unknown = np.full(8, np.nan)
-    lately = Existence(0.2 + SPREAD[::-1], unknown, unknown, own_S=0.4 + SPREAD)
-    beside = exists(existence(0.3, ruled=0.3), {"permuted": lately})
+    lately = {"permuted": 0.2 + SPREAD[::-1]}
+    beside = exists(seen(0.3, ruled=0.3), lately, own_S=0.4 + SPREAD)
     assert beside.word == "weak", "0.3 and 0.2 would overlap"
     assert "with shuffled weights 20.0 % (40.0 % at the same steps)" in spoken(beside)
-    few = exists(existence(0.1, samples=1), {})
+    few = exists(seen(0.1, samples=1), {})
     assert "Inconclusive with 1 sample (8 needed; no control: none was run): " in few.sentence
 
 
@@ -117,35 +102,53 @@ def test_the_sentence_on_existence_has_its_numbers_and_the_control():
 )
 def test_whether_they_stay_is_said_by_the_whole_interval(mobility, word, start):
     holders = [("the first token", 0.77), ("“.”", 0.1)]
-    found = stays(Staying(mobility + SPREAD, holders), {"permuted": Staying(0.55 + SPREAD)})
+    found = stays(mobility + SPREAD, {"permuted": 0.55 + SPREAD}, holders)
     assert (
         found.word == word
         and spoken(found).startswith(start)
         and "; shuffled weights 55 %)" in spoken(found)
     )
     assert words_in(found.sentence) <= 30
-    few = stays(Staying(mobility + SPREAD[:1], holders), {})
+    few = stays(mobility + SPREAD[:1], {}, holders)
     assert few.word == "inconclusive" and "with 1 sample (8 needed)" in few.sentence
 
 
 def test_the_tokens_that_are_sinks_are_named():
-    found = stays(Staying(0.8 + SPREAD, [("[MASK]", 0.3), ("“.”", 0.16), ("“the”", 0.15)]), {})
+    found = stays(0.8 + SPREAD, {}, [("[MASK]", 0.3), ("“.”", 0.16), ("“the”", 0.15)])
     assert found.sentence.endswith("; mostly [MASK] and “.”.")
-    assert stays(Staying(np.full(8, np.nan)), {}).word == "nothing to follow"
+    assert stays(np.full(8, np.nan), {}).word == "nothing to follow"
 
 
-def cost(delta, random, rows=8, wobble=1.0):
-    masked_R, random_R = delta + wobble * SPREAD[:rows], random + wobble * SPREAD[:rows][::-1]
-    gap = mean_over(masked_R - random_R)
-    return Cost(1, 3.73, 3.73 + delta, mean_over(masked_R), gap, random, equal_mass=0.73)
+def cost(top, random, equal_mass=None, rows=8, wobble=1.0):
+    """A table of costs: loses of so many rows, with one key blocked."""
+    spread_R = wobble * SPREAD[:rows]
+    arms = {
+        "none": (0, 0 * spread_R),
+        "top": (1, top + spread_R),
+        "random": (1, random + spread_R[::-1]),
+    }
+    if equal_mass is not None:
+        arms["equal_mass"] = (1, equal_mass + spread_R)
+    return pd.DataFrame(
+        {
+            "k": k,
+            "control": name,
+            "mean": cost_R.mean(),
+            "loss": 3.73 + cost_R.mean(),
+            "losses": [*(3.73 + cost_R)],
+            "grown": [np.nan] * rows,
+            "grown_at": [],
+        }
+        for name, (k, cost_R) in arms.items()
+    )
 
 
 def test_what_masking_costs_is_held_against_random_keys():
-    found = costs(cost(0.18, 0.0), {"permuted": 0.01}, "sinklab curve")
+    found = costs(cost(0.18, 0.0, 0.18), {"permuted": 0.01}, "sinklab curve")
     low, high = found.low, found.high
     assert found.word == "costs" and spoken(found) == (
         f"Costs +0.18 nats a token (3.73 → 3.91, 8 rows, 95 % +{low:.2f} … +{high:.2f}); as many "
-        "random tokens +0.00, non-sinks of equal mass +0.73."
+        "random tokens +0.00, non-sinks of equal mass +0.18."
     )
     assert found.controls["shuffled weights"] == 0.01 and words_in(found.sentence) <= 25
     assert costs(cost(0.0, 0.0), {}, "").word == "free"
@@ -160,16 +163,13 @@ def test_what_masking_costs_is_held_against_random_keys():
 
 
 def test_what_a_newcomer_would_ask_is_said():
-    alone = existence(0.1, strong=1 / 36, ruled=0.3)
-    weak = exists(
-        replace(alone, heads=36, added_S=0.01 + SPREAD / 10), {"permuted": existence(0.063)}
-    )
+    alone, control = seen(0.1, strong=1 / 36, ruled=0.3), {"permuted": 0.063 + SPREAD}
+    weak = exists(alone.assign(added=0.01 + SPREAD / 10), control, heads=36)
     assert "above 30 % in 1 of 36 heads" in spoken(weak)
     assert spoken(weak).endswith("the added sink receives 1.0 %, less than an even share.")
-    much = exists(replace(alone, added_S=0.2 + SPREAD), {"permuted": existence(0.063)})
+    much = exists(alone.assign(added=0.2 + SPREAD), control)
     assert spoken(much).endswith("; the added sink receives 20.0 %.")
-    cheap = replace(cost(0.18, 0.0), beyond_equal=mean_over(-0.55 + SPREAD))
-    said = spoken(costs(cheap, {}, ""))
+    said = spoken(costs(cost(0.18, 0.0, 0.73, wobble=0.1), {}, ""))
     assert "), less than non-sinks of equal mass +0.73; as many random tokens +0.00." in said
 
 
@@ -199,8 +199,8 @@ def test_models_are_compared_once_both_have_strong_sinks():
 
 def test_answers_are_a_table_and_three_sentences():
     three = (
-        exists(existence(0.388, strong=0.2, ruled=0.8), {"permuted": existence(0.051)}),
-        stays(Staying(0.07 + SPREAD), {}),
+        exists(seen(0.388, strong=0.2, ruled=0.8), {"permuted": 0.051 + SPREAD}),
+        stays(0.07 + SPREAD, {}),
         costs(cost(0.18, 0.0), {}, ""),
     )
     found = Answers("x", three)

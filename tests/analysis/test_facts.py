@@ -69,7 +69,7 @@ def test_facts_are_those_of_whole_arrays(kind, rule):
     common = (sinks[1:] & sinks[:-1]).sum(-1)
     either = (sinks[1:] | sinks[:-1]).sum(-1)
     assert_allclose(found["stays"][1:], common / np.where(either, either, np.nan), **close)
-    moved = motion(received, visible, rule=rule, added=ADDED)
+    moved = motion(received, visible, rule=rule)
     assert_array_equal(found["heads"][HEADS.index("mobility")], moved.mobility)
     assert found["events"].tolist() == sinks.sum((0, 2, 3)).tolist()
     for name, array in found.items():
@@ -101,18 +101,6 @@ def test_layers_that_are_taken_apart_leave_the_same(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 1)
     for name, array in facts(arrays, added=ADDED).items():
         assert_allclose(array, whole[name], rtol=1e-12, err_msg=name)
-
-
-def test_overlaps_of_layers_and_of_heads_are_jaccards():
-    received = np.full((1, 2, 2, 20), 0.5, np.float32)
-    for layer, head, keys in ((0, 0, (1, 2)), (0, 1, (2,)), (1, 0, (2,)), (1, 1, (3,))):
-        received[0, layer, head, list(keys)] = 5
-    visible = np.full((1, 20), 20.0)
-    found = facts({"received": received, "visible": visible, "positions": np.full(1, 20.0)})
-    # of two keys one is common; of two different ones none
-    assert found["sum_alike"].tolist() == [[0.5, 0], [1, 1]]
-    # layer 0 has key 2 twice and key 1 once, layer 1 keys 2 and 3 once: 1 in common of 2 + 1 + 1
-    assert_allclose(found["overlap"], [[1, 0.25], [0.25, 1]])
 
 
 def test_norms_are_told_apart_by_state_and_sink():

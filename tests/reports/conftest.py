@@ -141,17 +141,11 @@ def steps_table(sample):
 
 
 def generations(sample):
-    rows = [("It was", " a dark, stormy night.", 0), ("It was", " a dark dark dark", 5)]
+    prompt, completion = "It was", " a dark, stormy night."
     if sample:
-        rows = [("A <script>alert(1)</script>", " & more\n语", 0)]
-    prompt, completion, hidden = map(list, zip(*rows, strict=True))
-    return {
-        "sample": [sample] * len(rows),
-        "prompt": prompt,
-        "completion": completion,
-        "rule": ["low_confidence"] * len(rows),
-        "masked_sinks": hidden,
-    }
+        prompt, completion = "A <script>alert(1)</script>", " & more\n语"
+    row = {"sample": sample, "prompt": prompt, "completion": completion, "rule": "low_confidence"}
+    return {name: [value] for name, value in row.items()}
 
 
 @pytest.fixture(scope="session")

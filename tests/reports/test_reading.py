@@ -44,7 +44,7 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     motions = shown.measured.motions
     mobility_LH = sample.facts["heads"][HEADS.index("stable_mobility")]
     np.testing.assert_array_equal(motions["mobility"], mobility_LH.ravel())
-    assert {"so_far_mobility", "last_row_mobility", "weight", "strong", "first"} <= {*motions}
+    assert {"so_far_mobility", "weight", "strong", "first"} <= {*motions}
     assert run.mobility().to_numpy() == pytest.approx(mobility_LH, nan_ok=True)
     (reading,) = _notes(shown)
     assert "max(8, S/3)" in reading

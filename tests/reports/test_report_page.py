@@ -216,7 +216,6 @@ def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
         "sample": [0, 0],
         "prompt": ["p"] * 2,
         "completion": [" one.", " two."],
-        "masked_sinks": [0, 2],
     }
     run = make_study(
         leave_out=("generations",), whole={"generations": rows | {"idle": ["", "block_keys"]}}

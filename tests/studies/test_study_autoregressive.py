@@ -69,7 +69,6 @@ def test_each_step_records_all_queries_so_far(cached):
         maps_LHQS = eager_maps(loaded, text[: start + step])
         check_sums(arrays, step, maps_LHQS)
         last_LHK = maps_LHQS[:, :, -1]
-        assert (arrays["last_row_main"][step] == last_LHK.argmax(-1)).all()
         # the state of queries is that of the one that runs
         state = 2 if step == 0 else 1
         others = [*{0, 1, 2} - {state}]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, reduce
-from operator import add
+from functools import cache
 
 import numpy as np
 import planted
@@ -18,7 +17,7 @@ from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.analysis.differences import DESIGNS
 from sinklab.lab.analysis.estimates import Estimate, mean_interval
-from sinklab.lab.analysis.explained import explained_mass
+from sinklab.lab.analysis.explained import Explained, cells_of
 from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion, of_windows
 from sinklab.lab.analysis.verdicts import (
     Verdict,
@@ -81,7 +80,7 @@ def explained(worlds, samples, at_place=0.0, on_class=0.0):
         received_NTS, classes_NTS = planted.tokens(
             rng, samples, at_place=at_place, on_class=on_class
         )
-        found.append(reduce(add, map(explained_mass, received_NTS, classes_NTS)))
+        found.append(Explained([*map(cells_of, received_NTS, classes_NTS)]))
     return found
 
 
@@ -90,8 +89,8 @@ def _shares(at_place, on_class):
     """What class and position explain where samples are many."""
     rng = np.random.default_rng(10**6)
     received_NTS, classes_NTS = planted.tokens(rng, 2000, at_place=at_place, on_class=on_class)
-    parts = [*map(explained_mass, received_NTS, classes_NTS)]
-    tens = [reduce(add, parts[first : first + 100]) for first in range(0, len(parts), 100)]
+    parts = [*map(cells_of, received_NTS, classes_NTS)]
+    tens = [Explained(parts[first : first + 100]) for first in range(0, len(parts), 100)]
     return [
         float(np.mean([getattr(ten, name).value for ten in tens]))
         for name in ("by_class", "by_position")

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from sinklab.core.instrument import BlockKeys, intervene, position_states, trace
 from sinklab.core.sinks import even_share
 from sinklab.core.subject import Canvas, DecodingSettings, Step
-from sinklab.lab.analysis.counts import main_sink
+from sinklab.lab.analysis.counts import main_sink, mean_weight
 from sinklab.lab.analysis.tokens import characters, token_class
 from sinklab.lab.checkpoints.loading import Loaded
 from sinklab.lab.checkpoints.tokens import special_roles, token_text
@@ -233,7 +233,7 @@ class LiveText:
                 name: _packed(scale.encode(a))
                 for name, a in (("heads", a_LHK), ("mean", np.stack([mean_LK.mean(0), *mean_LK])))
             },
-            "main": (main_sink(a_LHK, seen_L1K) + 1).ravel().tolist(),
+            "main": (main_sink(mean_weight(a_LHK, seen_L1K)) + 1).ravel().tolist(),
             "visible": [round(float(seen_L1K.max()))],
             # as classes of age count, from 1, but for what was committed just now, which the page
             # sees; 0 is padding

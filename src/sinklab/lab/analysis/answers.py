@@ -2,11 +2,12 @@
 `sinklab.lab.analysis.sentences` makes the sentence.
 """
 
-# S samples (texts of a trace), R rows of held-out text
+# S samples (texts of a trace)
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,78 +25,10 @@ QUESTIONS = {
 }
 STAYING = {"static": "stay", "mixed": "partly", "moving": "move", None: "inconclusive"}
 """Words of an answer by the words of `movement.word_over`."""
+OTHERS = {"random": sentences.RANDOM, "equal_mass": sentences.EQUAL}
+"""arms of a masking curve -> their names among the controls of an answer"""
 FREE = 0.05
 """share of the loss that blocked keys may cost and still be called free (limit of Rulli et al.)"""
-
-
-@dataclass(frozen=True)
-class Existence:
-    """Weight on the strongest keys of a model, a number a sample."""
-
-    strongest_S: np.ndarray
-    """share of a head's attention that its strongest key receives, mean over steps and heads"""
-    strong_S: np.ndarray
-    """share of heads whose strongest key receives more than `STRONG`, mean over steps"""
-    ruled_S: np.ndarray
-    """share of the heads, over steps, that have a sink by the sink rule"""
-    even: float = math.nan
-    """share of every key if a head attended to all alike"""
-    own_S: np.ndarray | None = None
-    """of a control that read a few steps alone, what ``strongest_S`` of the model is at these"""
-    heads: int = 0
-    """heads of all layers; 0 if not known"""
-    added_S: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """share that the added sinks receive together; empty without any"""
-
-
-@dataclass(frozen=True)
-class Staying:
-    """Mobility of the sinks of a model, a number a sample, and which tokens they are."""
-
-    mobility_S: np.ndarray
-    """chance that a head's sink is another key at another step; NaN for a sample without sinks at
-    two steps
-    """
-    holders: Sequence[tuple[str, float]] = ()
-    """tokens that are the strongest of a head, by falling share of the heads and steps"""
-    compared: str = "steps"
-    """moments that are compared: steps, or of an autoregressive model windows of queries"""
-    origin: str = ""
-    """how the numbers were come by, if not from the samples of the run"""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Losses of rows of held-out text, in nats a token, with the strongest keys of every head
-    masked and without.
-    """
-
-    keys: int
-    """blocked keys of each head"""
-    clean: float
-    masked: float
-    delta: Estimate
-    """loss with sinks blocked less the clean loss, over rows; no samples if the losses of single
-    rows were not kept
-    """
-    beyond_random: Estimate
-    """loss with sinks blocked less that with as many random keys blocked, over rows; no samples if
-    the latter was not scored
-    """
-    random: float = math.nan
-    """cost of as many random keys"""
-    equal_mass: float = math.nan
-    """cost of keys that are no sinks and hold as much attention"""
-    beyond_equal: Estimate = field(default_factory=lambda: mean_over([]))
-    """loss with sinks blocked less that with these keys blocked, over rows"""
-    grown_R: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """share of heads in which another key is above `STRONG` then, and was not before; empty if not
-    measured
-    """
-    grown_at: Sequence[int] = ()
-    """text positions of these keys, one a head and row; below 0 for an added sink"""
-    alone: tuple[str, float] | None = None
-    """a head whose own key costs more than half of ``delta``, in words, and its cost"""
 
 
 @dataclass(frozen=True)
@@ -123,8 +56,6 @@ class Answer:
     """
     controls: Mapping[str, float] = field(default_factory=dict)
     """the same number of the controls, by their names"""
-    is_like_control: bool = False
-    """whether the model is not distinguishable from the control"""
 
 
 @dataclass(frozen=True)
@@ -173,7 +104,19 @@ class Answers:
         )
 
 
-def exists(own: Existence, controls: Mapping[str, Existence], lack: str = "") -> Answer:
+def named(controls: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of controls by the names that people read, the first in a sentence in front."""
+    return {name: controls[kind] for kind, name in CONTROLS.items() if kind in controls}
+
+
+def exists(
+    seen: pd.DataFrame,
+    controls: Mapping[str, Any],
+    *,
+    own_S: Any = None,
+    heads: int = 0,
+    lack: str = "",
+) -> Answer:
     """Whether sinks exist: *yes*, *weak*, *no* or *inconclusive*.
 
     *Yes*: in at least `HEADS` of the heads of the typical sample (median) some key receives more
@@ -183,39 +126,40 @@ def exists(own: Existence, controls: Mapping[str, Existence], lack: str = "") ->
     texts, sample by sample.
 
     Args:
-        own: the weight on the strongest keys.
-        controls: that of the controls.
+        seen: a row a sample: strongest, the share of a head's attention that its strongest key
+            receives, mean over steps and heads; strong, the share of heads whose strongest key
+            receives more than `STRONG`; ruled, the share of the heads, over steps, that have a sink
+            by the sink rule; positions; added, the share that the added sinks receive together, NaN
+            without any.
+        controls: strongest (S,) of each control, by its name in a run folder.
+        own_S: what strongest of the model is at the steps that the control read, if it read few.
+        heads: of all layers; 0 if not known.
         lack: why there is no control.
     """
-    found = mean_over(own.strongest_S)
-    values = {
-        name: mean_over(controls[kind].strongest_S).value
-        for kind, name in CONTROLS.items()
-        if kind in controls
-    }
-    difference, at_same_steps = mean_over([]), math.nan
-    for one in [controls[kind] for kind in CONTROLS if kind in controls][:1]:
-        own_S = own.strongest_S
-        if one.own_S is not None:
-            own_S, at_same_steps = one.own_S, mean_over(one.own_S).value
-        difference = mean_over(own_S - one.strongest_S)
+    found, theirs = mean_over(seen["strongest"]), named(controls)
+    difference = mean_over([])
+    for first_S in [*theirs.values()][:1]:
+        difference = mean_over(np.subtract(seen["strongest"] if own_S is None else own_S, first_S))
     word = "not measured"
     if found.samples:
-        word = _existence(own, found, difference, is_controlled=bool(values))
+        word = _existence(seen, found, difference, is_controlled=bool(theirs))
+    values = {name: mean_over(strongest_S).value for name, strongest_S in theirs.items()}
     numbers = (found.value, found.low, found.high, found.samples, difference.reach, values)
+    answer = Answer("exist", word, "", *numbers)
     is_like = word == "no" and difference.above() is None
-    answer = Answer("exist", word, "", *numbers, is_like)
-    return replace(answer, sentence=sentences.existence(answer, own, at_same_steps, lack))
+    at_same = math.nan if own_S is None else mean_over(own_S).value
+    said = sentences.existence(answer, seen, heads, at_same, lack, is_like=is_like)
+    return replace(answer, sentence=said)
 
 
 def _existence(
-    own: Existence, found: Estimate, difference: Estimate, *, is_controlled: bool
+    seen: pd.DataFrame, found: Estimate, difference: Estimate, *, is_controlled: bool
 ) -> str:
     if not found.is_interval or not is_controlled:
         return "inconclusive"
     if not difference.above():
         return "no"
-    strong, ruled = median_over(own.strong_S).above(HEADS), median_over(own.ruled_S).above(HEADS)
+    strong, ruled = (median_over(seen[name]).above(HEADS) for name in ("strong", "ruled"))
     if strong:
         return "yes"
     if ruled:
@@ -223,24 +167,36 @@ def _existence(
     return "inconclusive" if strong is None or ruled is None else "no"
 
 
-def stays(own: Staying, controls: Mapping[str, Staying]) -> Answer:
+def stays(
+    mobility_S: Any,
+    controls: Mapping[str, Any],
+    holders: Sequence[tuple[str, float]] = (),
+    *,
+    compared: str = "steps",
+    origin: str = "",
+) -> Answer:
     """Answer on the tokens of the sinks, and on whether they *stay*, *move*, or *partly* do: by the
     whole interval of mobility.
 
     The interval is that of the median over samples; if it holds a cut of `motion_word` the answer
     is *inconclusive*.
+
+    Args:
+        mobility_S: chance that a head's sink is another key at another step, a number a sample; NaN
+            for one without sinks at two steps.
+        controls: the same of each control, by its name in a run folder.
+        holders: tokens that are the strongest of a head, by falling share of the heads and steps.
+        compared: moments that are compared: steps, or of an autoregressive model windows of
+            queries.
+        origin: how the numbers were come by, if not from the samples of the run.
     """
-    found, word = median_over(own.mobility_S), "nothing to follow"
+    found, word = median_over(mobility_S), "nothing to follow"
     if found.samples:
         word = staying_word(found)
-    values = {
-        name: median_over(controls[kind].mobility_S).value
-        for kind, name in CONTROLS.items()
-        if kind in controls
-    }
+    values = {name: median_over(theirs_S).value for name, theirs_S in named(controls).items()}
     numbers = (found.value, found.low, found.high, found.samples)
-    answer = Answer("stay", word, "", *numbers, mean_over(own.mobility_S).reach, values)
-    return replace(answer, sentence=sentences.staying(answer, own))
+    answer = Answer("stay", word, "", *numbers, mean_over(mobility_S).reach, values)
+    return replace(answer, sentence=sentences.staying(answer, holders, compared, origin))
 
 
 def staying_word(mobility: Estimate) -> str:
@@ -250,7 +206,20 @@ def staying_word(mobility: Estimate) -> str:
     return STAYING[word_over(mobility)]
 
 
-def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answer:
+def fewest(cost: pd.DataFrame) -> tuple[pd.Series, pd.DataFrame]:
+    """The row with nothing blocked, and those with the fewest strongest keys blocked and as many
+    others, by control.
+    """
+    k = cost.loc[cost["control"] == "top", "k"].min()
+    return cost[cost["k"] == 0].iloc[0], cost[cost["k"] == k].set_index("control")
+
+
+def costs(
+    cost: pd.DataFrame | None,
+    controls: Mapping[str, float],
+    command: str,
+    alone: tuple[str, float] | None = None,
+) -> Answer:
     """Cost of blocking the strongest keys: *costs*, *free*, *inconclusive*, or *not measured*.
 
     *Costs*: more than as many random keys, by the interval of the paired difference over rows.
@@ -258,28 +227,36 @@ def costs(own: Cost | None, controls: Mapping[str, float], command: str) -> Answ
     second sentence says whether a new sink grew.
 
     Args:
-        own: the losses; None if nothing was scored.
-        controls: the cost for controls, in nats a token.
+        cost: of a masking curve a row for each number of keys, k, and arm, control (none, top,
+            random, equal_mass): loss and mean, its change, in nats a token, and lists with a number
+            a row of text: losses; grown, the share of heads in which another key is above `STRONG`
+            then, and was not before; grown_at, the text positions of most of these, below 0 for an
+            added sink. None if nothing was scored.
+        controls: the cost for controls, in nats a token, by their names in a run folder.
         command: measures it.
+        alone: a head whose own key costs more than half of that, in words, and its cost.
     """
-    if own is None:
+    if cost is None:
         said = (
             f"Not measured: `{command}` measures it; give its run to `sinklab report` beside "
             "this one."
         )
         return Answer("cost", "not measured", said)
-    named = {"random tokens": own.random, "non-sinks of equal mass": own.equal_mass}
-    named = {name: value for name, value in named.items() if not math.isnan(value)}
-    named |= {CONTROLS[kind]: value for kind, value in controls.items()}
-    numbers = (own.delta.low, own.delta.high, own.delta.samples, own.beyond_random.reach)
-    answer = Answer("cost", _cost(own), "", own.masked - own.clean, *numbers, named)
-    return replace(answer, sentence=sentences.cost(answer, own))
-
-
-def _cost(own: Cost) -> str:
-    gap = own.beyond_random
-    if not gap.is_interval:
-        return "inconclusive"
-    if gap.above():
-        return "costs"
-    return "free" if gap.high < FREE * own.clean else "inconclusive"
+    clean, arms = fewest(cost)
+    top = arms.loc["top"]
+    losses = {"none": clean["losses"], **arms["losses"]}
+    delta, beyond, beyond_equal = (
+        mean_over(np.subtract(top["losses"], losses[arm]) if arm in losses else [])
+        for arm in ("none", "random", "equal_mass")
+    )
+    word = "inconclusive"
+    if beyond.above():
+        word = "costs"
+    elif beyond.is_interval and beyond.high < FREE * clean["loss"]:
+        word = "free"
+    values = {name: arms.loc[arm, "mean"] for arm, name in OTHERS.items() if arm in arms.index}
+    values |= named(controls)
+    numbers = (delta.low, delta.high, delta.samples, beyond.reach, values)
+    answer = Answer("cost", word, "", top["mean"], *numbers)
+    is_less = beyond_equal.above() is False
+    return replace(answer, sentence=sentences.cost(answer, clean, top, alone, is_less=is_less))

@@ -8,15 +8,12 @@ import numpy as np
 
 from sinklab.core.registry import rules
 from sinklab.core.sinks import (
-    Array,
     Rule,
     apply_rule,
     at_least_single,
-    broadcast_like,
     even_share,
     has_unequal_counts,
     is_judgeable,
-    namespace,
     where_exists,
 )
 
@@ -26,43 +23,27 @@ def ratio(top: Any, bottom: Any) -> Any:
     return top / np.where(np.asarray(bottom) > 0, bottom, np.nan)
 
 
-def mean_weight(received: Any, visible: Any) -> Any:
+def mean_weight(received: Any, visible: Any) -> np.ndarray:
     """w_j (..., key): the mean weight that a key gets from the queries that may see it; NaN if it
     is not defined.
 
     Of a causal map it is the alpha of Gu et al. (2410.10781, 3.2), and if all queries see every key
     the column mean of Rulli et al.; see `is_judgeable` for the keys that have none.
     """
-    xp = namespace(received)
-    a = at_least_single(received, xp)
-    seen = broadcast_like(at_least_single(visible, xp), a, "visible")
-    nothing = xp.zeros_like(seen) + float("nan")
-    return a / xp.where(is_judgeable(seen), seen, nothing)
+    a, seen = at_least_single(received, np), np.asarray(visible)
+    return np.asarray(a / np.where(is_judgeable(seen), seen, np.nan).astype(a.dtype))
 
 
-def main_sink(received: Array, visible: Any = None) -> Array:
-    """Index of the strongest key, over the last axis (..., key) -> (...); -1 if no key is defined.
-
-    The strongest key has the greatest mean weight (`mean_weight`); without ``visible`` all queries
-    see every key, and it is the one that receives most. numpy array or torch tensor, the same kind
-    out; ties go to the earlier key. A copy of ``received`` or two. Raises ValueError when there is
-    no key.
+def main_sink(strength: np.ndarray) -> np.ndarray:
+    """Index of the strongest key, over the last axis (..., key) -> (...); -1 if no key is defined
+    (NaN). Ties go to the earlier key.
     """
-    xp = namespace(received)
-    a: Any
-    if visible is None:
-        a = at_least_single(received, xp)
-    else:
-        a = mean_weight(received, visible)
-    if a.shape[-1] == 0:
-        raise ValueError(f"main_sink needs at least one key: received has shape {tuple(a.shape)}.")
-    position = a.argmax(-1)
-    if xp is np and not np.isnan(np.take_along_axis(a, position[..., None], -1)).any():
-        # argmax stops at NaN, so there is none
+    position = strength.argmax(-1)
+    # argmax stops at NaN
+    if not np.isnan(np.take_along_axis(strength, position[..., None], -1)).any():
         return position
-    absent = xp.isnan(a)
-    position = xp.where(absent, xp.zeros_like(a) - float("inf"), a).argmax(-1)
-    return xp.where(absent.all(-1), xp.zeros_like(position) - 1, position)
+    absent = np.isnan(strength)
+    return np.where(absent.all(-1), -1, np.where(absent, -np.inf, strength).argmax(-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +70,16 @@ class Scored:
 
 
 def scored(received: Any, visible: Any = None, positions: Any = None) -> Scored:
-    """Scores of ``received`` (..., key), an array or a tensor of any precision.
+    """Scores of ``received`` (..., key).
 
     Args:
         visible: queries that see each key, broadcastable to received; when left out, every key that
             is there is a query too, and sees all others.
         positions: see `even_share`.
     """
-    given = [received, visible, positions]
-    for place, array in enumerate(given):
-        if array is not None:
-            xp = namespace(array)
-            wide = at_least_single(array, xp)
-            given[place] = wide if xp is np else wide.cpu().numpy()
-    whole, seen, count = given
+    whole, seen, count = (
+        None if one is None else at_least_single(one, np) for one in (received, visible, positions)
+    )
     if seen is None:
         seen = (~np.isnan(whole)).sum(-1)[..., None] if count is None else count[..., None]
     a, seen_by = even_share(whole, seen, count)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sinklab.core.sinks import DEFAULT, STATES, Excess, Gu, Rule, has_unequal_counts, where_exists
 from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
-from sinklab.lab.analysis.movement import at_key, chance_elsewhere, followed, of_windows
+from sinklab.lab.analysis.movement import Motion, at_key, followed, of_windows
 from sinklab.lab.analysis.rules import Top
 
 CHUNK = 1 << 22
@@ -39,30 +39,28 @@ with warnings.catch_warnings():
     """the rules of the literature"""
 COUNTS = ("heads", "keys", "sinks", "with_sink", "received", "absorbed", "both", "either")
 """what is counted of each rule; both, either: keys that it and the first rule flag"""
-MOTION = ("steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump")
-HEADS = (*MOTION, "weight", "first", "stable_mobility", "window_weight", "last_row_mobility")
+MOTION = Motion._fields[2:]
+HEADS = (*MOTION, "weight", "first", "stable_mobility", "window_weight")
 """fields of the fact ``heads``: those of `Motion`, and of the strongest key, be it a sink or not"""
 WIDE = ("share", "text_share", "added_share", "absorbed", "sinks", "stays", "is_sink")
 """facts by step, layer and head besides ``main``"""
 PLACES = (*STATES, "sink")
 """places of a strongest key: a position in one of the states, or an added sink"""
-NORMS = {"value_norm": "norm", "key_norm": "key_norm"}
-"""recorded lengths of vectors -> their names among the facts"""
 
 FACTS, FACTS_TABLE = "measures", "facts"
 """file of arrays, and table by step, layer and head, that hold the facts of a recording"""
-DRAWN = {"received", "received_by_state", "main_by_state", "output_norm", "noop_bound"}
-DRAWN |= {"visible", "positions", "step_number", "value_norm", "share_by_state"}
+DRAWN = {"received", "received_by_state", "output_norm", "noop_bound"}
+DRAWN |= {"visible", "positions", "step_number", "value_norm"}
 """arrays that figures of their own show, or that give the steps and numbers of queries of others"""
 
 _HEAD, _LAYER, _KEY = ("step", "layer", "head"), ("layer",), ("step", "key")
 _SUM = ("sum", "layer")
-SUMMED = (*WIDE[1:5], "alike", "score", *(f"share_{state}" for state in STATES))
-COUNTED = ("events", "added_events", "mains", "added_mains", "moves", "text_moves", "transitions")
+SUMMED = ("text_share", "added_share", "absorbed", "sinks")
+"""facts of these that are summed over steps and heads"""
 AXES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("main", *WIDE), _HEAD),
     **{f"sum_{name}": _SUM for name in SUMMED},
-    **dict.fromkeys((*COUNTED, "steps", "sink_keys", "places"), _LAYER),
+    **dict.fromkeys(("events", "added_events", "mains", "steps", "places"), _LAYER),
     "share_LH": ("layer", "head"),
     "heads": ("field", "layer", "head"),
     "text_heads": ("text_field", "layer", "head"),
@@ -73,14 +71,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "curve": ("layer", "threshold"),
     "cells": ("bin",),
     "rules": ("rule", "count"),
-    "overlap": ("layer", "other"),
-    **{f"received_{state}": _SUM for state in STATES},
-    **{f"added_{norm}": _SUM for norm in NORMS.values()},
-    **{
-        f"{kind}_{norm}": ("sum", "state", "layer")
-        for kind in ("sink", "rest")
-        for norm in NORMS.values()
-    },
+    "added_norm": _SUM,
+    **dict.fromkeys(("sink_norm", "rest_norm"), ("sum", "state", "layer")),
 }
 """Every fact and the names of its axes; ``sum``: the sum of numbers, and how many were added."""
 
@@ -92,21 +84,19 @@ def facts(
     rule: Rule = DEFAULT,
     added: int = 0,
     so_far: bool = False,
-    of: str = "received",
 ) -> dict[str, np.ndarray]:
     """Facts of one sample, by name (`AXES`).
 
     Args:
-        arrays: of a recording as they are stored, by name: ``of``, visible, positions; and, if they
-            were recorded, value_norm, key_norm, share_by_state, window_received, last_row_main.
+        arrays: of a recording as they are stored, by name: received, visible, positions; and, if
+            they were recorded, value_norm, window_received.
         states_TS: state of each position (`STATES`), -1 if there is none; None if not known.
         rule: definition of a sink.
         added: added sink columns in front of the keys.
         so_far: a step has the queries of all steps before it too, so that a key stays strongest by
             construction: mobility is told by disjoint windows of queries.
-        of: the array that the rule reads.
     """
-    received, visible_TK, positions_T = arrays[of], arrays["visible"], arrays["positions"]
+    received, visible_TK, positions_T = (arrays[n] for n in ("received", "visible", "positions"))
     steps, layers, heads, keys = received.shape
     named = rules_beside(rule)
     stride = max(1, CHUNK // max(1, steps * heads * keys))
@@ -122,18 +112,24 @@ def facts(
         "events_TK": events_TLK.sum(1, dtype=np.int32),
         "share_TK": share_TLK.mean(1),
         "added_events": events_TLK[..., :added].sum((0, 2), dtype=float),
-        "sink_keys": (events_TLK > 0).sum((0, 2), dtype=float),
-        "overlap": _overlap(events_TLK),
     }
     if "step_number" in arrays:
         found["step_number"] = arrays["step_number"]
     found["heads"] = np.concatenate([found["heads"], _of_strongest(found, arrays, added, so_far)])
-    if "share_by_state" in arrays:
-        for number, state in enumerate(STATES):
-            found[f"sum_share_{state}"] = _sums(arrays["share_by_state"][:, number])
+    if "value_norm" not in arrays:
+        return found
     exists_TK = ~np.isnan(share_TLK).all(1)
-    here_TL = (found["main"] >= 0).sum(2)
-    return found | _by_state(arrays, states_TS, events_TLK, share_TLK, here_TL, exists_TK, added)
+    norm_TLK = np.where(exists_TK[:, None], arrays["value_norm"], np.nan).astype(np.float32)
+    found["added_norm"] = _sums(norm_TLK[..., :added])
+    if states_TS is not None:
+        # masks differ from text in everything
+        places = [(states_TS == state)[:, None] for state in range(len(STATES))]
+        heads_TL1 = (found["main"] >= 0).sum(2)[..., None]
+        sinks_TLR = events_TLK[..., added:].astype(float)
+        for name, weight_TLR in (("sink_norm", sinks_TLR), ("rest_norm", heads_TL1 - sinks_TLR)):
+            both = [_sums(norm_TLK[..., added:], weight_TLR * here) for here in places]
+            found[name] = np.array(both).swapaxes(0, 1)
+    return found
 
 
 def others(dims: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -204,7 +200,7 @@ def _of_layers(
     number_TLH = sinks.sum(-1)
     events_TLK = sinks.sum(2, dtype=np.uint16)
     taken_TLH = np.where(sinks, known, 0).sum(-1)
-    moved = followed(one, main_TLH, sinks, added=added)
+    moved = followed(one, main_TLH, sinks)
     found: dict[str, Any] = {
         "main": main_TLH.astype(np.int32),
         "share": at_key(one.score, main_TLH) / most_T11,
@@ -217,21 +213,12 @@ def _of_layers(
     }
     if added:
         found["added_share"] = one.score[..., :added].sum(-1) / most_T11
-    score_TL = np.where(sinks, one.score, 0).sum((2, 3), dtype=float)
-    score_TL *= positions_T[:, None] / most_T11[..., 0]
-    pairs_L, moves_L = _moves(main_TLH)
-    found |= {f"sum_{name}": _sums(found[name]) for name in WIDE[1:5]}
+    found |= {f"sum_{name}": _sums(found[name]) for name in SUMMED}
     found |= {
-        "sum_alike": _sums(_alike(sinks)),
-        "sum_score": np.array([score_TL.sum(0), number_TLH.sum((0, 2))], dtype=float),
         "sum_stays": _sums(found["stays"].swapaxes(0, 1)),
         "sum_strongest": _sums(found["share"].swapaxes(0, 1)),
         "events": number_TLH.sum((0, 2), dtype=float),
         "mains": exists_TLH.sum((0, 2), dtype=float),
-        "added_mains": (exists_TLH & (main_TLH < added)).sum((0, 2), dtype=float),
-        "moves": moves_L,
-        "text_moves": _moves(text_main_TLH)[1],
-        "transitions": pairs_L,
         "steps": exists_TLH.any(2).sum(0, dtype=float),
         "share_LH": np.nansum(found["share"], axis=0, dtype=float),
         "heads": np.array([getattr(moved, name) for name in MOTION], dtype=float),
@@ -310,15 +297,6 @@ def _holders(main_TLH: np.ndarray, keys: int) -> np.ndarray:
     return np.bincount(cells, minlength=len(rows_TN) * keys).reshape(-1, keys).astype(np.int32)
 
 
-def _moves(main_TLH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(L,) pairs of successive steps of a head that have a strongest key, and at how many of them
-    it is another one.
-    """
-    pairs = (main_TLH[1:] >= 0) & (main_TLH[:-1] >= 0)
-    moved = pairs & (main_TLH[1:] != main_TLH[:-1])
-    return pairs.sum((0, 2), dtype=float), moved.sum((0, 2), dtype=float)
-
-
 def _stays(sinks: np.ndarray, number_TLH: np.ndarray) -> np.ndarray:
     """(T, L, H) Jaccard overlap of a head's sinks with those of the step before; NaN if neither
     step has any, and at the first.
@@ -326,33 +304,6 @@ def _stays(sinks: np.ndarray, number_TLH: np.ndarray) -> np.ndarray:
     found = np.full(number_TLH.shape, np.nan)
     common = (sinks[1:] & sinks[:-1]).sum(-1)
     found[1:] = ratio(common, number_TLH[1:] + number_TLH[:-1] - common)
-    return found
-
-
-def _alike(sinks: np.ndarray) -> np.ndarray:
-    """(T, L) mean Jaccard overlap of two heads of a layer, over the pairs with any sink."""
-    flags = sinks.astype(np.float32)
-    common_TLHH = flags @ flags.swapaxes(-1, -2)
-    size_TLH = np.diagonal(common_TLHH, axis1=-2, axis2=-1)
-    either_TLHH = size_TLH[..., None] + size_TLH[..., None, :] - common_TLHH
-    above = np.triu(np.ones(either_TLHH.shape[-2:], dtype=bool), 1)
-    shared = np.where(above, common_TLHH / np.maximum(either_TLHH, 1), 0)
-    return ratio(shared.sum((-2, -1), dtype=float), (above & (either_TLHH > 0)).sum((-2, -1)))
-
-
-def _overlap(events_TLK: np.ndarray) -> np.ndarray:
-    """(L, L) overlap of the sinks of two layers, mean over steps: of the numbers of heads that have
-    a sink at each key, the sum of the lesser over the sum of the greater.
-    """
-    layers = events_TLK.shape[1]
-    counts = events_TLK.astype(np.float32)
-    found = np.full((layers, layers), np.nan)
-    for layer in range(layers):
-        one = counts[:, layer : layer + 1]
-        common_TL = np.minimum(counts[:, layer:], one).sum(-1, dtype=float)
-        shared_TL = ratio(common_TL, np.maximum(counts[:, layer:], one).sum(-1, dtype=float))
-        mean_L = ratio(np.nansum(shared_TL, axis=0), (~np.isnan(shared_TL)).sum(0))
-        found[layer, layer:] = found[layer:, layer] = mean_L
     return found
 
 
@@ -365,48 +316,13 @@ def _of_strongest(
     weight_LH = ratio(np.nansum(share_TLH, axis=0, dtype=float), counts_LH)
     first_LH = ratio((main_TLH == added).sum(0), (main_TLH >= 0).sum(0))
     mobility_LH = found["heads"][MOTION.index("mobility")]
-    window_LH = last_LH = np.full(main_TLH.shape[1:], np.nan)
+    window_LH = np.full(main_TLH.shape[1:], np.nan)
     if so_far:
         # a text of fewer than eight queries has no window
         mobility_LH = window_LH
         if "window_received" in arrays:
             mobility_LH, window_LH = of_windows(arrays["window_received"])
-    if "last_row_main" in arrays:
-        last_TLH = arrays["last_row_main"].astype(int)
-        last_LH = chance_elsewhere(last_TLH, last_TLH >= 0)
-    return np.array([weight_LH, first_LH, mobility_LH, window_LH, last_LH])
-
-
-def _by_state(
-    arrays: Mapping[str, np.ndarray],
-    states_TS: np.ndarray | None,
-    events_TLK: np.ndarray,
-    share_TLK: np.ndarray,
-    here_TL: np.ndarray,
-    exists_TK: np.ndarray,
-    added: int,
-) -> dict[str, np.ndarray]:
-    """Sums of the attention received, and of the norms of sinks and of the rest, over positions in
-    each state apart: masks differ from text in everything.
-    """
-    found = {}
-    events_TLR = events_TLK[..., added:].astype(float)
-    weights = {"sink": events_TLR, "rest": here_TL[..., None] - events_TLR}
-    places = []
-    if states_TS is not None:
-        places = [(states_TS == state)[:, None] for state in range(len(STATES))]
-        received_TLR = share_TLK[..., added:] * arrays["positions"][:, None, None]
-        for state, here in zip(STATES, places, strict=True):
-            found[f"received_{state}"] = _sums(received_TLR, here)
-    for name, norm in NORMS.items():
-        if name not in arrays:
-            continue
-        norm_TLK = np.where(exists_TK[:, None], arrays[name], np.nan).astype(np.float32)
-        found[f"added_{norm}"] = _sums(norm_TLK[..., :added])
-        for kind, weight_TLR in weights.items() if places else ():
-            both = [_sums(norm_TLK[..., added:], weight_TLR * here) for here in places]
-            found[f"{kind}_{norm}"] = np.array(both).swapaxes(0, 1)
-    return found
+    return np.array([weight_LH, first_LH, mobility_LH, window_LH])
 
 
 def sink_columns(

@@ -1,14 +1,16 @@
 """How main sinks move, step by step, and the motion of all heads in one line."""
 
-# T steps, W windows of queries, L layers, H heads, K keys (added sink columns first), P paths of
-# heads, "..." any other axes
+# S samples, T steps, W windows of queries, L layers, H heads, K keys (added sink columns first), P
+# paths of heads, "..." any other axes
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
@@ -53,90 +55,77 @@ class MotionSummary:
     over the run.
     """
 
-    mobility: float
-    """weighted mean over heads with at least two counted steps; NaN without any"""
-    moves_per_step: float
-    """moves over successive counted steps, weighted; NaN without any"""
-    mobility_over: Estimate
-    """mobility of the typical sample (median)"""
-    heads: int
-    """number of (sample, layer, head)"""
-    heads_with_sink: int
-    """how many of them have at least two counted steps"""
-    sums: Mapping[str, np.ndarray] = field(repr=False)
-    """(sample,) sums that ``pooled`` adds up"""
+    sums: pd.DataFrame
+    """a row a sample: sums of mobility and moves_per_step over heads, and of their weights"""
+
+    @property
+    def mobility(self) -> float:
+        """Weighted mean over heads with at least two counted steps; NaN without any."""
+        return self._mean("mobility")
+
+    @property
+    def moves_per_step(self) -> float:
+        """Moves over successive counted steps, weighted; NaN without any."""
+        return self._mean("moves_per_step")
+
+    def _mean(self, name: str) -> float:
+        return float(ratio(self.sums[name].sum(), self.sums[f"{name}_weight"].sum()))
+
+    @property
+    def mobility_S(self) -> np.ndarray:
+        """Mobility of each sample; NaN for one without sinks at two steps."""
+        return np.asarray(ratio(self.sums["mobility"], self.sums["mobility_weight"]))
+
+    @property
+    def mobility_over(self) -> Estimate:
+        """Mobility of the typical sample (median)."""
+        return median_over(self.mobility_S)
 
     @property
     def word(self) -> str | None:
         """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when
         inconclusive.
         """
-        if np.isnan(self.mobility):
-            return "no sink"
-        return word_over(self.mobility_over)
+        return "no sink" if np.isnan(self.mobility) else word_over(self.mobility_over)
 
     def of_heads(self, mobility_LH: np.ndarray, counts_LH: np.ndarray) -> MotionSummary:
         """Summary of one sample, with another mobility (layer, head), the plain mean over the heads
         that count.
         """
         known = mobility_LH[counts_LH & ~np.isnan(mobility_LH)]
-        heads = np.array([float(len(known))])
-        sums = {"mobility": np.array([known.sum()]), "mobility_weight": heads}
-        return _of({**self.sums, **sums, "heads_with_sink": heads})
+        return MotionSummary(self.sums.assign(mobility=known.sum(), mobility_weight=len(known)))
 
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
         """One summary of several samples. Raises ValueError for none."""
-        parts = [summary.sums for summary in summaries]
-        if not parts:
-            raise ValueError("pooled needs at least one summary: got none.")
-        return _of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-
-
-MEANS = ("mobility", "moves_per_step")
+        return cls(pd.concat([one.sums for one in summaries], ignore_index=True))
 
 
 def summarised(fields: Mapping[str, np.ndarray]) -> MotionSummary:
-    """The summary of ``Motion`` fields (..., layer, head)."""
-    # Attention of the main sink, summed over all its steps.
+    """The summary of one sample by the ``Motion`` of its heads."""
+    # attention of the main sink, summed over all its steps
     strength = fields["strength"] * fields["steps"]
-    values = {**fields, "moves_per_step": ratio(fields["moves"], fields["transitions"])}
-    parts = {
-        "heads": np.ones_like(strength),
-        "heads_with_sink": ~np.isnan(fields["mobility"]),
-    }
-    for name in MEANS:
-        known = ~np.isnan(values[name])
-        parts[name] = strength * np.where(known, values[name], 0)
-        parts[f"{name}_weight"] = strength * known
-    return _of({name: part.sum((-2, -1), dtype=float).ravel() for name, part in parts.items()})
+    rate = ratio(fields["moves"], fields["transitions"])
+    sums: dict[str, float] = {}
+    for name, value in (("mobility", fields["mobility"]), ("moves_per_step", rate)):
+        sums[name] = np.nansum(strength * value)
+        sums[f"{name}_weight"] = strength[~np.isnan(value)].sum()
+    return MotionSummary(pd.DataFrame([sums], dtype=float))
 
 
-def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
-    total = {name: float(part_N.sum()) for name, part_N in sums.items()}
-    return MotionSummary(
-        **{name: float(ratio(total[name], total[f"{name}_weight"])) for name in MEANS},
-        mobility_over=median_over(ratio(sums["mobility"], sums["mobility_weight"])),
-        heads=int(total["heads"]),
-        heads_with_sink=int(total["heads_with_sink"]),
-        sums=sums,
-    )
-
-
-@dataclass(frozen=True)
-class Motion:
+class Motion(NamedTuple):
     """Paths of the main sinks and statistics of them. Steps are the recorded ones, in their order.
 
     The main sink of a head at a step is the key that receives most. A step *counts* for a head when
     its main sink is a sink under the rule: if nothing stands out, the greatest key wanders without
-    meaning. With ``Top(1)`` every step counts. All fields but the first two have the axes (...,
-    layer, head).
+    meaning. With ``Top(1)`` every step counts. All fields but the first two have the axes (layer,
+    head).
     """
 
     main: np.ndarray
-    """(..., step, layer, head) key of the main sink, -1 if the step does not exist"""
+    """(step, layer, head) key of the main sink, -1 if the step does not exist"""
     counted: np.ndarray
-    """(..., step, layer, head) whether the step counts"""
+    """(step, layer, head) whether the step counts"""
     steps: np.ndarray
     """steps that count"""
     strength: np.ndarray
@@ -148,42 +137,25 @@ class Motion:
     """successive counted steps with the main sink at different places"""
     transitions: np.ndarray
     """successive counted steps: the most that ``moves`` can be"""
-    jumps: np.ndarray
-    """moves over more than the set distance, both places on the canvas"""
-    mean_jump: np.ndarray
-    """mean distance of the jumps, in positions; NaN without any"""
-    overall: MotionSummary
-    """one line for all heads"""
+
+    @property
+    def overall(self) -> MotionSummary:
+        """One line for all heads."""
+        return summarised(self._asdict())
 
 
 def motion(
-    received: Any,
-    visible: Any = None,
-    positions: Any = None,
-    *,
-    rule: Rule = DEFAULT,
-    added: int = 0,
-    jump: int = 4,
+    received: Any, visible: Any = None, positions: Any = None, *, rule: Rule = DEFAULT
 ) -> Motion:
-    """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are
-    samples.
+    """Follow the main sinks of ``received`` (step, layer, head, key), added sink columns in front.
 
-    visible, positions: see `scored`. added: number of added sink columns in front of the keys.
-    They take part (a head with an added sink as its main sink stands still) but have no place
-    on the canvas, so no jump; for the text alone pass ``received[..., added:]`` with the
-    visible counts of those keys. jump: moves over more than this many positions are jumps.
-    Raises ValueError for fewer than four axes or when shapes do not fit.
+    visible, positions: see `scored`. For the text alone pass ``received[..., added:]`` with the
+    visible counts of those keys. Raises ValueError for other axes.
     """
-    shape = np.shape(received)
-    if len(shape) < 4:
-        raise ValueError(f"motion needs (..., step, layer, head, key): got shape {shape}.")
-    if not 0 <= added < max(shape[-1], 1):
-        raise ValueError(
-            f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}."
-        )
+    if np.ndim(received) != 4:
+        raise ValueError(f"motion needs (step, layer, head, key): got shape {np.shape(received)}.")
     one = scored(received, visible, positions)
-    main, counted = main_sink(one.score), one.flags(rule)
-    return followed(one, main, counted, added=added, jump=jump)
+    return followed(one, main_sink(one.score), one.flags(rule))
 
 
 def at_key(values: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -191,31 +163,23 @@ def at_key(values: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, np.maximum(key, 0)[..., None], -1)[..., 0]
 
 
-def followed(
-    one: Scored, main: np.ndarray, sinks: np.ndarray, *, added: int = 0, jump: int = 4
-) -> Motion:
-    """The paths of the strongest keys (..., step, layer, head), in numbers."""
-    exists = main >= 0
-    counted = exists & at_key(sinks, main)
-    seen = np.where(exists, at_key(np.broadcast_to(one.seen_by, one.received.shape), main), 1)
-    share = np.where(exists, at_key(one.received, main) / seen, 0)
-    place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
-    drawn = np.moveaxis(share * counted, -3, 0)
-    pairs = here[1:] & here[:-1]
-    moved = pairs & (place[1:] != place[:-1])
-    text = here & (place >= added)
-    distance = np.abs(np.diff(place.astype(float), axis=0))
-    jumped = moved & text[1:] & text[:-1] & (distance > jump)
-    fields = dict(
-        steps=here.sum(0),
-        strength=drawn.sum(0) / np.maximum(here.sum(0), 1),
-        mobility=chance_elsewhere(place, here),
+def followed(one: Scored, main_TLH: np.ndarray, sinks: np.ndarray) -> Motion:
+    """The paths of the strongest keys, in numbers."""
+    exists = main_TLH >= 0
+    counted = exists & at_key(sinks, main_TLH)
+    seen = np.where(exists, at_key(np.broadcast_to(one.seen_by, sinks.shape), main_TLH), 1)
+    drawn = np.where(counted, at_key(one.received, main_TLH) / seen, 0)
+    steps, pairs = counted.sum(0), counted[1:] & counted[:-1]
+    moved = pairs & (main_TLH[1:] != main_TLH[:-1])
+    return Motion(
+        main_TLH,
+        counted,
+        steps,
+        strength=drawn.sum(0) / np.maximum(steps, 1),
+        mobility=chance_elsewhere(main_TLH, counted),
         moves=moved.sum(0),
         transitions=pairs.sum(0),
-        jumps=jumped.sum(0),
-        mean_jump=ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
     )
-    return Motion(main, counted, **fields, overall=summarised(fields))
 
 
 def chance_elsewhere(key: np.ndarray, here: np.ndarray) -> np.ndarray:
@@ -247,25 +211,16 @@ def of_windows(windows: Any) -> tuple[np.ndarray, np.ndarray]:
     that all of them may see; NaN elsewhere.
     """
     weight_WPK = np.asarray(windows, dtype=np.float32)
-    shape, keys = weight_WPK.shape[1:3], weight_WPK.shape[-1]
+    shape = weight_WPK.shape[1:3]
     # the first window sees a single key
     greatest_WLH = np.nan_to_num(np.fmax.reduce(weight_WPK[1:], axis=-1))
     weight_LH = ratio(greatest_WLH.sum(0, dtype=float), np.full(shape, len(greatest_WLH)))
-    weight_WPK = weight_WPK.reshape(len(weight_WPK), -1, keys)
+    weight_WPK = weight_WPK.reshape(len(weight_WPK), -1, weight_WPK.shape[-1])
     seen_W = (~np.isnan(weight_WPK)).any(1).sum(-1)
     weight_WPK = np.nan_to_num(weight_WPK, nan=-1.0)
-    # the strongest of the first so many keys, for every number of them
-    highest_WPK = np.maximum.accumulate(weight_WPK, axis=-1)
-    before_WPK = np.concatenate(
-        [np.full_like(highest_WPK[..., :1], -np.inf), highest_WPK[..., :-1]], axis=-1
-    )
-    rises_WPK = weight_WPK > before_WPK
-    leader_WPK = np.maximum.accumulate(np.where(rises_WPK, np.arange(keys), 0), axis=-1)
-    counts = [window for window, seen in enumerate(seen_W.tolist()) if seen > 1]
-    differ_P, pairs = np.zeros(weight_WPK.shape[1]), 0
-    for place, window in enumerate(counts):
-        last = seen_W[window] - 1
-        for later in counts[place + 1 :]:
-            differ_P += leader_WPK[window, :, last] != leader_WPK[later, :, last]
-            pairs += 1
-    return ratio(differ_P, np.full(differ_P.shape, pairs)).reshape(shape), weight_LH
+    pairs = [*itertools.combinations(np.flatnonzero(seen_W > 1), 2)]
+    differ_P = np.zeros(weight_WPK.shape[1])
+    for pair in pairs:
+        one_P, other_P = weight_WPK[[*pair], :, : seen_W[pair[0]]].argmax(-1)
+        differ_P += one_P != other_P
+    return ratio(differ_P, np.full(differ_P.shape, len(pairs))).reshape(shape), weight_LH

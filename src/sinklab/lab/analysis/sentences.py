@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sinklab.lab.analysis.estimates import FEWEST, mean_over, median_over
 from sinklab.lab.analysis.movement import STRONG
@@ -19,13 +20,23 @@ sink must grow
 """
 AT_ONE_PLACE = 0.5
 """share of the new sinks that must stand at one position for it to be named"""
+RANDOM, EQUAL = "random tokens", "non-sinks of equal mass"
 STARTS = {"stay": "They stay", "move": "They move", "partly": "Partly"}
 STARTS |= {"costs": "Costs", "free": "Free:"}
 
 
-def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str = "") -> str:
-    """Whether sinks exist. `found`: the `Answer`, `own`: `Existence`; `at_same_steps`: the value at
-    the steps that the control read; `lack`: why there is no control.
+def existence(
+    found: Any,
+    seen: pd.DataFrame,
+    heads: int = 0,
+    at_same_steps: float = math.nan,
+    lack: str = "",
+    *,
+    is_like: bool = False,
+) -> str:
+    """Whether sinks exist. `found`: the `Answer`; `seen`: its facts, a row a sample;
+    `at_same_steps`: the value at the steps that the control read; `lack`: why there is no control;
+    `is_like`: whether the model is not distinguishable from it.
     """
     if not found.samples:
         return "Not measured: no attention was recorded."
@@ -33,12 +44,13 @@ def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str =
     control = ""
     for name, share in [*found.controls.items()][:1]:
         control = f"{name} {percent(share)}"
-        if found.word == "no" and found.is_like_control:
+        if is_like:
             return f"No: {held}, not distinguishable from {name} ({percent(share)})."
-    facts = [counted(found.samples, "sample"), f"even share {percent(own.even)}"]
-    if found.word == "weak" and own.heads:
-        strong = round(median_over(own.strong_S).value * own.heads)
-        facts.append(f"above {whole(STRONG)} in {strong} of {own.heads} heads")
+    even = 1 / seen["positions"].mean()
+    facts = [counted(found.samples, "sample"), f"even share {percent(even)}"]
+    if found.word == "weak" and heads:
+        strong = round(median_over(seen["strong"]).value * heads)
+        facts.append(f"above {whole(STRONG)} in {strong} of {heads} heads")
     said = f"{found.word.capitalize()}: {held} ({', '.join(facts)})"
     if found.word == "inconclusive":
         lacks = [] if found.samples >= FEWEST else [f"{FEWEST} needed"]
@@ -48,32 +60,34 @@ def existence(found: Any, own: Any, at_same_steps: float = math.nan, lack: str =
         said += f"; with {control}"
     if not math.isnan(at_same_steps):
         said += f" ({percent(at_same_steps)} at the same steps)"
-    added = mean_over(own.added_S)
+    added = mean_over(seen["added"])
     if added.samples:
         said += f"; the added sink receives {percent(added.value)}"
-        if added.above(own.even) is False:
+        if added.above(even) is False:
             said += ", less than an even share"
     return f"{said}."
 
 
-def staying(found: Any, own: Any) -> str:
-    """Say which tokens are sinks, and whether they stay (`found`: `Answer`, `own`: `Staying`)."""
+def staying(
+    found: Any, holders: Sequence[tuple[str, float]], compared: str = "steps", origin: str = ""
+) -> str:
+    """Say which tokens are sinks, and whether they stay (`found`: the `Answer`)."""
     if not found.samples:
-        return f"Nothing to follow: no head has a sink at two {own.compared}."
+        return f"Nothing to follow: no head has a sink at two {compared}."
     beside = ""
-    if own.origin:
-        beside = f" of {counted(found.samples, 'text')}, {own.origin}"
+    if origin:
+        beside = f" of {counted(found.samples, 'text')}, {origin}"
     for name, value in [*found.controls.items()][:1]:
         beside += f"; {name}: no sinks" if math.isnan(value) else f"; {name} {whole(value)}"
     changes = (
-        f"between two random {own.compared} a head's strongest token changes {whole(found.value)} "
+        f"between two random {compared} a head's strongest token changes {whole(found.value)} "
         f"of the time (median{beside})"
     )
-    if found.word == "stay" and own.holders:
-        label, share = own.holders[0]
+    if found.word == "stay" and holders:
+        label, share = holders[0]
         return f"They stay: {label} is strongest in {whole(share)} of heads and steps; {changes}."
     # the holder of most, and the next if it holds at least half as much
-    most = [label for label, share in own.holders[:2] if share >= own.holders[0][1] / 2]
+    most = [label for label, share in holders[:2] if share >= holders[0][1] / 2]
     if most:
         changes += f"; mostly {' and '.join(most)}"
     if found.word != "inconclusive":
@@ -84,33 +98,35 @@ def staying(found: Any, own: Any) -> str:
     return f"{undecided(found.samples, 'sample', [ends])}: {changes}."
 
 
-def cost(found: Any, own: Any) -> str:
-    """The cost of blocking, and whether a new sink grew. `found`: the `Answer`, `own`: `Cost`."""
-    span = f"{nats(own.clean, sign='')} → {nats(own.masked, sign='')}"
-    if own.delta.is_interval:
-        ends = f"{nats(own.delta.low)} … {nats(own.delta.high)}"
-        span += f", {counted(own.delta.samples, 'row')}, 95\u00a0% {ends}"
-    if own.alone:
-        span += f"; {own.alone[0]} alone {nats(own.alone[1])}"
-    keys = ""
-    if own.keys != 1:
-        keys = f" for {own.keys} keys a head"
+def cost(
+    found: Any, clean: pd.Series, top: pd.Series, alone: tuple[str, float] | None, *, is_less: bool
+) -> str:
+    """The cost of blocking, and whether a new sink grew. `found`: the `Answer`; `clean`, `top`:
+    rows of the table of costs; `is_less`: whether non-sinks of equal mass cost more.
+    """
+    span = f"{nats(clean['loss'], sign='')} → {nats(top['loss'], sign='')}"
+    is_enough = found.samples >= FEWEST
+    if is_enough:
+        ends = f"{nats(found.low)} … {nats(found.high)}"
+        span += f", {counted(found.samples, 'row')}, 95\u00a0% {ends}"
+    if alone:
+        span += f"; {alone[0]} alone {nats(alone[1])}"
+    keys = "" if top["k"] == 1 else f" for {top['k']} keys a head"
     said = f"{nats(found.value)} nats a token{keys} ({span})"
-    if own.beyond_equal.above() is False:
-        said += f", less than non-sinks of equal mass {nats(own.equal_mass)}"
-    others = []
-    if not math.isnan(own.random):
-        others.append(f"as many random tokens {nats(own.random)}")
-    if own.beyond_equal.above() is not False and not math.isnan(own.equal_mass):
-        others.append(f"non-sinks of equal mass {nats(own.equal_mass)}")
+    others = {
+        name: nats(found.controls[name]) for name in (RANDOM, EQUAL) if name in found.controls
+    }
+    if is_less:
+        said += f", less than {EQUAL} {others.pop(EQUAL)}"
     if others:
-        said += f"; {', '.join(others)}"
-    start = STARTS.get(found.word, "Inconclusive, no losses of rows were kept:")
-    if found.word == "inconclusive" and own.delta.samples:
-        lacks = [] if own.delta.is_interval else [f"{FEWEST} needed"]
-        lacks += [] if own.beyond_random.samples else ["random tokens were not scored"]
-        start = f"{undecided(own.delta.samples, 'row', lacks)}:"
-    return f"{start} {said}. {regrowth(own.grown_R, own.grown_at)}".rstrip()
+        words = {RANDOM: f"as many {RANDOM}", EQUAL: EQUAL}
+        said += "; " + ", ".join(f"{words[name]} {value}" for name, value in others.items())
+    start = f"{STARTS.get(found.word)}"
+    if found.word == "inconclusive":
+        lacks = [] if is_enough else [f"{FEWEST} needed"]
+        lacks += [] if RANDOM in found.controls else [f"{RANDOM} were not scored"]
+        start = f"{undecided(found.samples, 'row', lacks)}:"
+    return f"{start} {said}. {regrowth(top['grown'], top['grown_at'])}".rstrip()
 
 
 def regrowth(grown_R: Any, grown_at: Sequence[int]) -> str:
@@ -123,10 +139,14 @@ def regrowth(grown_R: Any, grown_at: Sequence[int]) -> str:
         return ""
     if not found.above(HEADS):
         return "No new sink grew."
-    (place, count), heads = Counter(grown_at).most_common(1)[0], f"in {whole(found.value)} of heads"
-    if count < AT_ONE_PLACE * len(grown_at):
+    places, heads = (
+        Counter(map(int, pd.Series(grown_at).dropna())),
+        f"in {whole(found.value)} of heads",
+    )
+    ((place, count),) = places.most_common(1)
+    if count < AT_ONE_PLACE * places.total():
         return f"New sinks grew {heads}, at several tokens."
-    named = "added sink" if place < 0 else f"token at position {place}"
+    named = "added sink" if place < 0 else f"token at position {place:.0f}"
     return f"A new sink grew at the {named}, {heads}."
 
 

@@ -165,7 +165,6 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
     "received_by_state": ("step", "state", "layer", "head", "key"),
     **dict.fromkeys(("value_norm", "key_norm"), ("step", "layer", "key")),
     "window_received": ("window", "layer", "head", "key"),
-    "last_row_main": ("step", "layer", "head"),
     **dict.fromkeys(_BY_STATE, ("step", "state", "layer", "head")),
 }
 """Axes of the arrays "attention"; only the first four are in every study."""

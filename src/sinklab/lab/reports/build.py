@@ -348,7 +348,7 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
     frame = study.generations
     if frame is None:
         return []
-    frame = frame.reindex(columns=["sample", "prompt", "completion", "masked_sinks", "idle"])
+    frame = frame.reindex(columns=["sample", "prompt", "completion", "idle"])
     frame = frame.astype(object).where(frame.notna(), "")
     return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
 

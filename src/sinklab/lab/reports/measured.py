@@ -4,15 +4,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sinklab.core.sinks import STATES, Rule
-from sinklab.lab.analysis import Estimate, Explained, explained_mass, mean_over
+from sinklab.lab.analysis import Estimate, Explained, cells_of, mean_over
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.facts import COUNTS, EDGES, EPSILONS, HEADS, MOTION, WIDE, rules_beside
 from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion_word, summarised
@@ -80,7 +79,6 @@ class Measured:
         events: number of (sample, step, head, key) that are sinks
         added_events: number of these that are added sink columns
         mains: number of (sample, step, head) that exist
-        added_mains: number of these with an added sink as the strongest key
         main_share: mean attention weight on the strongest key
         mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without
@@ -208,11 +206,11 @@ class Measured:
         tokens.
         """
         parts = self._all("explained")
-        return reduce(add, parts) if parts else None
+        return Explained(parts) if parts else None
 
     @property
     def strongest_keys(self) -> pd.DataFrame:
-        """Facts about the strongest keys of the heads, a row a sample, by name as in `Existence`;
+        """Facts about the strongest keys of the heads, a row a sample, by name as in `exists`;
         ``holders``: how often each token is one.
         """
         return pd.DataFrame(self._all("strongest_keys"))
@@ -269,7 +267,7 @@ class Measured:
 
 
 SHARES = ("added_share", "text_share", "absorbed", "sinks")
-COUNTED = ("events", "added_events", "mains", "added_mains")
+COUNTED = ("events", "added_events", "mains")
 
 
 def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
@@ -351,14 +349,12 @@ def _motion(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict
         counted = strong | (np.nan_to_num(of["window_weight"]) > STRONG)
         overall = overall.of_heads(mobility, counted)
         columns["so_far_mobility"] = of["mobility"]
-        if "mean last_row_main" in sample.facts:
-            columns["last_row_mobility"] = of["last_row_mobility"]
     table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
     table.insert(0, "sample", sample.index)
     return {"motion": overall, "motions": table}
 
 
-WHOLE = ("steps", "moves", "transitions", "jumps")
+WHOLE = ("steps", "moves", "transitions")
 """columns of `Measured.motions` that are whole numbers"""
 
 
@@ -368,7 +364,7 @@ def _tokens(sample: Sample) -> dict[str, Any]:
     # a head's share counts alike however long the sequence is
     score_TK = sample.facts["share_TK"] * sample.positions_T[:, None]
     labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
-    explained = explained_mass(score_TK[:, sample.added :], labels["class"][:, sample.added :])
+    explained = cells_of(score_TK[:, sample.added :], labels["class"][:, sample.added :])
     return {"explained": explained} | {
         name: tallied(values_TK, sample.facts["events_TK"]) for name, values_TK in labels.items()
     }

@@ -117,8 +117,6 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     # the rest.
     fits = 1
     written = study.generations
-    if written is not None and "masked_sinks" in written:
-        written = written[written["masked_sinks"].fillna(0) == 0]
     finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
     for place in study.recorded[:MOST_SAMPLES]:
         sample = study.sample(place)

@@ -46,8 +46,7 @@ class NotRecorded(ValueError):
     """Raised if a result needs something that the run did not record."""
 
 
-READ = ("visible", "positions", "step_number", "value_norm", "key_norm")
-READ += ("share_by_state", "window_received", "last_row_main")
+READ = ("visible", "positions", "step_number", "value_norm", "window_received")
 """arrays that facts are made of, besides received attention"""
 FIRST = "first token"
 """names the text position 0, whatever its token"""

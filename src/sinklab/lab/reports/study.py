@@ -14,25 +14,20 @@ import pandas as pd
 
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import (
-    MotionSummary,
     Verdict,
     holm,
     masking_cost,
-    mean_over,
     ninety_six,
     start_only,
 )
 from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
-    Cost,
-    Existence,
-    Staying,
     costs,
     exists,
+    fewest,
     stays,
 )
-from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
@@ -283,37 +278,21 @@ class Study(Reader):
 
 def _exists(study: Study) -> Answer:
     """The first question; its control is that of a few canvases, if no others were run."""
-    controls = {kind: _existence(twin) for kind, twin in study.twins.items()}
+    found = {kind: one.measured.strongest_keys["strongest"] for kind, one in study.twins.items()}
+    how: dict[str, Any] = {"heads": len(study.layers) * len(study.heads)}
     few = study.table("control")
-    lack = ""
-    if not controls and few is not None:
+    if not found and few is not None:
         why = few["why"][few["why"] != ""].unique()
-        lack = "; ".join(why) or "too few queries see any key"
+        how["lack"] = "; ".join(why) or "too few queries see any key"
         if few["control"].notna().any():
-            unknown_S = np.full(len(few), np.nan)
-            shares = few["control"].to_numpy(), few["strongest"].to_numpy()
-            controls["permuted"] = Existence(shares[0], unknown_S, unknown_S, own_S=shares[1])
-    return exists(_existence(study), controls, lack)
-
-
-def _existence(study: Study) -> Existence:
-    seen = study.measured.strongest_keys
-    shares_3S = seen[["strongest", "strong", "ruled"]].to_numpy(float).T
-    even, heads = 1 / float(seen["positions"].mean()), len(study.layers) * len(study.heads)
-    return Existence(*shares_3S, even, heads=heads, added_S=seen["added"].dropna().to_numpy())
+            found["permuted"], how["own_S"] = few["control"], few["strongest"]
+    return exists(study.measured.strongest_keys, found, **how)
 
 
 def _stays(study: Study) -> Answer:
-    return stays(_staying(study), {kind: _staying(twin) for kind, twin in study.twins.items()})
-
-
-def _staying(study: Study) -> Staying:
     """The paths of the sinks: of more texts, if a run of these stands beside the study."""
-    compared = "windows" if study.reading == SO_FAR else "steps"
-    more, name, texts = study.beside.get("texts"), of_twin("staying", study.twin), ""
-    table = staying_table(study)
-    if more is not None and name in more.tables:
-        table, texts = more.table(name), "measured beforehand"
+    how = {"compared": "windows" if study.reading == SO_FAR else "steps"}
+    table, origin = _paths(study)
     held: Counter[str] = Counter()
     for holders in table["holders"]:
         held.update(json.loads(holders))
@@ -323,57 +302,31 @@ def _staying(study: Study) -> Staying:
         (names.get(label) or quoted(label), count / total)
         for label, count in held.most_common(MOST_HOLDERS)
     ]
-    return Staying(table["mobility"].to_numpy(float), named, compared, texts)
+    controls = {kind: _paths(twin)[0]["mobility"] for kind, twin in study.twins.items()}
+    return stays(table["mobility"], controls, named, origin=origin, **how)
+
+
+def _paths(study: Study) -> tuple[pd.DataFrame, str]:
+    """`staying_table`, and its origin if it is not from the samples of the study."""
+    more, name = study.beside.get("texts"), of_twin("staying", study.twin)
+    if more is not None and name in more.tables:
+        return more.table(name), "measured beforehand"
+    return staying_table(study), ""
 
 
 def staying_table(study: Study) -> pd.DataFrame:
     """A row a sample: its mobility, and how often each token is strongest in a head (JSON)."""
+    assert study.measured.motion is not None
     held = study.measured.strongest_keys["holders"].map(json.dumps)
-    return pd.DataFrame({"mobility": mobility_of(study.measured.motion), "holders": held})
-
-
-def mobility_of(motion: MotionSummary) -> np.ndarray:
-    """Mobility of each sample, (N,); NaN for one without sinks at two steps."""
-    return np.asarray(ratio(motion.sums["mobility"], motion.sums["mobility_weight"]), dtype=float)
-
-
-def fewest(cost: pd.DataFrame) -> tuple[pd.Series, pd.DataFrame]:
-    """The row with nothing blocked, and those with the fewest strongest keys blocked and as many
-    others, by control.
-    """
-    k = cost.loc[cost["control"] == "top", "k"].min()
-    return cost[cost["k"] == 0].iloc[0], cost[cost["k"] == k].set_index("control")
+    return pd.DataFrame({"mobility": study.measured.motion.mobility_S, "holders": held})
 
 
 def _costs(study: Study) -> Answer:
-    changes = {kind: _cost(twin) for kind, twin in study.twins.items()}
-    controls = {kind: one.masked - one.clean for kind, one in changes.items() if one is not None}
-    return costs(_cost(study), controls, command_of(study, *CURVE))
-
-
-def _cost(study: Study) -> Cost | None:
-    """The losses with the fewest keys blocked (one, if that was scored)."""
-    if study.cost is None:
-        return None
-    clean, arms = fewest(study.cost)
-    top = arms.loc["top"]
-
-    def beyond(losses: Any) -> Any:
-        return mean_over([] if losses is None else np.subtract(top["losses"], losses))
-
-    return Cost(
-        int(top["k"]),
-        float(clean["loss"]),
-        float(top["loss"]),
-        beyond(clean["losses"]),
-        beyond(arms["losses"].get("random")),
-        random=float(arms["mean"].get("random", np.nan)),
-        equal_mass=float(arms["mean"].get("equal_mass", np.nan)),
-        beyond_equal=beyond(arms["losses"].get("equal_mass")),
-        grown_R=np.array(top["grown"]),
-        grown_at=pd.Series(top["grown_at"]).dropna().astype(int).tolist(),
-        alone=_alone(study, top),
-    )
+    tables = {kind: one.cost for kind, one in (study.twins | {"": study}).items()}
+    tops = {kind: fewest(one)[1].loc["top"] for kind, one in tables.items() if one is not None}
+    alone = _alone(study, tops.pop("")) if "" in tops else None
+    controls = {kind: float(top["mean"]) for kind, top in tops.items()}
+    return costs(study.cost, controls, command_of(study, *CURVE), alone)
 
 
 def _alone(study: Study, top: pd.Series) -> tuple[str, float] | None:
@@ -401,7 +354,7 @@ def command_of(study: Study, command: str, python: str) -> str:
 def contrast_of(studies: Iterable[Study]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
     recorded = [study for study in studies if study.layers]
-    return contrast([(study.answers, mobility_of(study.measured.motion)) for study in recorded])
+    return contrast([(study.answers, study.measured.motion.mobility_S) for study in recorded])
 
 
 def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:

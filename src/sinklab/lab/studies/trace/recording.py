@@ -20,7 +20,6 @@ from sinklab.core.instrument import Recording, trace
 from sinklab.core.instrument.recording import padded_stack
 from sinklab.core.registry import statistics
 from sinklab.core.sinks import DEFAULT, STATES, find_sinks
-from sinklab.lab.analysis.counts import main_sink
 from sinklab.lab.analysis.facts import AXES, FACTS, FACTS_TABLE, WIDE, facts, means
 from sinklab.lab.analysis.tokens import ADDED, MASK, token_ages
 from sinklab.lab.checkpoints import token_text
@@ -123,7 +122,7 @@ class Recorder:
     def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         names = [*wanted]
         if self._so_far is not None:
-            names += ["last_row", "received_by_window"]
+            names.append("received_by_window")
         if self._by_rows:
             names = [name for name in names if not statistics.parse(name).needs_canvas]
         return tuple(dict.fromkeys(names))
@@ -193,7 +192,6 @@ class Recorder:
                 return
             received_LHK = self._so_far.received
             visible_K = self._so_far.visible
-            step["last_row_main"] = main_sink(first("last_row")).astype(np.int32)
         step["visible"] = visible_K
         step["received"] = received_LHK
         state_Q = moment.state_S[-1:]
