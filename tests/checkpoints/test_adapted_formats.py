@@ -10,7 +10,7 @@ from causal_toys import save_causal
 
 import published_toys as toys
 from refusals import refused
-from sinklab.lab.checkpoints import describe, load
+from sinklab.lab.checkpoints import describe, from_causal, load
 from sinklab.lab.cli.main import main
 from tiny_diffusion import tiny_tokenizer
 
@@ -183,7 +183,6 @@ def causal(tmp_path):
 @pytest.mark.parametrize("where", ["config", "tokenizer", "entry"])
 def test_a_causal_folder_with_a_mask_says_so(causal, where):
     assert load(causal).notes == ()
-    refused("pass mask_token_id", load, causal, as_diffusion=True)
     if where == "config":
         mask = 300
         toys.edit(causal, mask_token_id=mask)
@@ -195,11 +194,11 @@ def test_a_causal_folder_with_a_mask_says_so(causal, where):
     loaded = load(causal)
     assert loaded.family == "autoregressive"
     assert loaded.notes == (
-        f"it has a [MASK], id {mask}: if it was trained to denoise, load it with as_diffusion=True",
+        f"it has a [MASK], id {mask}: if it was trained to denoise, load it with from_causal",
     )
-    denoises = load(causal, as_diffusion=True)
+    denoises = from_causal(causal)
     assert (denoises.family, denoises.model.config.mask_token_id) == ("diffusion", mask)
-    assert load(causal, as_diffusion=True, mask_token_id=7).model.config.mask_token_id == 7
+    assert from_causal(causal, mask_token_id=7).model.config.mask_token_id == 7
     toys.edit(causal, is_causal=False)
     refused("is_causal: false", load, causal)
-    assert load(causal, as_diffusion=True).family == "diffusion"
+    assert from_causal(causal).family == "diffusion"

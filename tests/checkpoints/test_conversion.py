@@ -42,7 +42,7 @@ def save_words(folder, family="llama", *, rows=WORDS + 3, tokenizer=None, **fiel
 )
 def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_token):
     causal = save_words(tmp_path, family, tie_word_embeddings=tied)
-    loaded = from_causal(tmp_path, mask_token=mask_token)
+    loaded = from_causal(tmp_path, mask_token_id=mask_token)
     assert (loaded.family, loaded.published_family) == ("diffusion", family)
     # its [MASK] is named once, and nothing says that it has none
     assert sum("[MASK]" in note for note in loaded.notes) == 1
@@ -116,12 +116,12 @@ def test_where_mask_comes_from():
             WORDS + 1,
             "<|mask|>, a new row, the mean of the others",
         ),
-        ("own", None, (7, "w7"), WORDS, "w7, the tokenizer's own"),
-        ("named", None, (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, the tokenizer's own"),
+        ("own", None, (7, "w7"), WORDS, "w7, its own"),
+        ("named", None, (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, its own"),
         ("full", 9, (9, "w9"), WORDS, "w9, as requested"),
         ("spare", WORDS + 2, (WORDS + 2, "<|mask|>"), WORDS + 3, "<|mask|>, as requested"),
     ]:
-        loaded = from_causal(folder, mask_token=mask_token)
+        loaded = from_causal(folder, mask_token_id=mask_token)
         assert (loaded.tokenizer.mask_token_id, loaded.tokenizer.mask_token) == expected
         assert loaded.model.config.mask_token_id == loaded.special.mask == expected[0]
         assert loaded.model.config.vocab_size == rows
@@ -133,7 +133,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
-    loaded = from_causal(tmp_path, mask_token=4)
+    loaded = from_causal(tmp_path, mask_token_id=4)
     assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (
         None,
         4,
@@ -145,11 +145,10 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
     "settings, message",
     [
         (
-            {"mask_token": WORDS},
-            rf"mask_token must be a row of the embedding \(0…{WORDS - 1}\), but is {WORDS}; leave",
+            {"mask_token_id": WORDS},
+            rf"mask_token_id must be a row .*\(0…{WORDS - 1}\), but is {WORDS}; leave",
         ),
-        ({"mask_token_id": 3}, "from_causal takes mask_token="),
-        ({"mask_token": 2}, "must be an id that text does not use, but 2 ends it"),
+        ({"mask_token_id": 2}, "must be an id that text does not use, but 2 ends it"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
     ],
 )

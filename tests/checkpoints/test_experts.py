@@ -14,7 +14,7 @@ import published_toys as toys
 from refusals import refused
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import DiffusionLMConfig
-from sinklab.lab.checkpoints import describe, load, untrained_twins
+from sinklab.lab.checkpoints import describe, from_causal, load, untrained_twins
 from sinklab.lab.measures import MaskSinks
 from tiny_models import SIZES
 
@@ -109,7 +109,7 @@ def test_a_causal_mixture_is_the_start_of_a_diffusion_model(tmp_path, kind, conf
     own = {"vocab_size": 60, experts: 4, "moe_intermediate_size": 12, "num_experts_per_tok": 2}
     causal = kind(config(**SIZES | own)).eval()
     causal.save_pretrained(tmp_path)
-    start = load(tmp_path, as_diffusion=True, mask_token_id=59).model
+    start = from_causal(tmp_path, mask_token_id=59).model
     assert_close(start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(start(IDS).logits, causal(IDS).logits, atol=1e-4)
 

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 import published_toys as toys
 import sinklab
 from refusals import refused
-from sinklab.lab.checkpoints import describe, materialize
+from sinklab.lab.checkpoints import describe, from_causal, materialize
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.published import PACKAGED
 from sinklab.lab.records import weights_hash
@@ -168,8 +168,7 @@ def test_the_attention_is_not_the_checkpoints_to_choose(tmp_path, built, where):
     if where == "nested":
         asked = {"backbone": toys.config_of(tmp_path)["backbone"] | asked}
     toys.edit(tmp_path, **asked)
-    start = {"as_diffusion": True, "mask_token_id": 279} if where == "start" else {}
-    model = load(tmp_path, **start).model
+    model = (from_causal if where == "start" else load)(tmp_path).model
     describe(tmp_path)
     assert len(built) == 2
     for one in (model, *built):
@@ -223,11 +222,9 @@ def test_a_damaged_generation_config_is_refused(tmp_path):
 def test_settings_of_the_wrong_kind_are_refused(tmp_path):
     save_causal(tmp_path, tokenizer=tiny_tokenizer())
     for name, value in {
-        "mask_token_id": "3",
         "eot_token_id": 2.5,
         "text_vocab_size": True,
         "gate_bias": "4",
         "context": 0,
     }.items():
-        asked = {"as_diffusion": True, "mask_token_id": 3, name: value}
-        refused(f"{name} must be .*{value!r}", load, tmp_path, **asked)
+        refused(f"{name} must be .*{value!r}", from_causal, tmp_path, **{name: value})

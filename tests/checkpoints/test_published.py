@@ -3,6 +3,7 @@ table itself.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import Qwen2Tokenizer
 
 import published_toys as toys
 from refusals import refused
-from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load
+from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, from_causal, load
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]
@@ -101,18 +102,18 @@ def test_whose_chat_template(tmp_path, family, expected):
     assert written == {"theirs": "theirs", "one newline": one_newline}[expected]
 
 
-@pytest.mark.parametrize("as_diffusion", [{}, {"as_diffusion": True, "mask_token_id": 279}])
-def test_a_head_that_should_be_tied_and_is_not(tmp_path, as_diffusion):
+@pytest.mark.parametrize("load", [load, partial(from_causal, mask_token_id=279)])
+def test_a_head_that_should_be_tied_and_is_not(tmp_path, load):
     causal = save_causal(tmp_path, "qwen2", tie_word_embeddings=True)
     tensors = load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in tensors
     embedding = tensors["model.embed_tokens.weight"]
     save_file({**tensors, "lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
-    model = load(tmp_path, **as_diffusion).model
+    model = load(tmp_path).model
     assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
     for other, fault in ((embedding + 1, "head of .* is another"), (embedding[:5], "has shape")):
         save_file({**tensors, "lm_head.weight": other.clone()}, tmp_path / "model.safetensors")
-        refused(fault, load, tmp_path, **as_diffusion)
+        refused(fault, load, tmp_path)
 
 
 def test_a_baseline_writes_as_its_authors_say(tmp_path):
@@ -151,21 +152,12 @@ def test_llama_3_frequencies_survive(tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"as_diffusion": True}, r"needs a \[MASK\], which .* does not have; pass mask_token_id="),
         (
             {"sink_count": 1, "sink_kind": "token"},
-            "sink_count, sink_kind can be set for diffusion models only; pass as",
-        ),
-        (
-            {"as_diffusion": True, "mask_token_id": 280},
-            "mask_token_id must be at .*vocabulary",
+            "sink_count, sink_kind can be set for diffusion models only; from_causal",
         ),
         ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
         ({"attn_implementation": "eager"}, "'attn_implementation' is no setting of"),
-        (
-            {"backbone": {}, "as_diffusion": True, "mask_token_id": 1},
-            "backbone comes from the checkpoint",
-        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):

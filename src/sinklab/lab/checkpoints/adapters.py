@@ -196,9 +196,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     config = model.config
     fault = ""
     if not isinstance(config, DiffusionLMConfig):
-        fault = (
-            f"is for a DiffusionLM, and this one is a {config.model_type}: give as_diffusion=True"
-        )
+        fault = f"is for a DiffusionLM, and this one is a {config.model_type}: use from_causal"
     elif facts.rank or not {*SINK} <= facts.settings.keys():
         fault = "holds adapters too: load_adapters of sinklab.lab.checkpoints reads it"
     elif config.sink_count:

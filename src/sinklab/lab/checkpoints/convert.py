@@ -60,21 +60,18 @@ def _find(loaded: Any, wanted: int | None) -> tuple[int, str]:
     if wanted is not None:
         if not 0 <= wanted < rows:
             raise ValueError(
-                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; leave "
-                "it out for the tokenizer's own, an unused or a new row"
+                f"mask_token_id must be a row of the embedding (0…{rows - 1}), but is {wanted}; "
+                "leave it out for its own, an unused or a new row"
             )
         if wanted in loaded.special.stop:
             raise ValueError(
-                f"mask_token must be an id that text does not use, but {wanted} ends it; give "
+                f"mask_token_id must be an id that text does not use, but {wanted} ends it; give "
                 "another, or leave it out"
             )
         return wanted, "as requested"
+    if loaded.special.mask is not None:
+        return loaded.special.mask, "its own"
     if tokenizer is not None:
-        own = tokenizer.mask_token_id
-        if own is None:
-            own = tokenizer.get_vocab().get(MASK_TOKEN)
-        if own is not None:
-            return own, "the tokenizer's own"
         first = _next_id(tokenizer)
         if first < rows:
             return first, "a row that the tokenizer did not use"
@@ -107,6 +104,6 @@ def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
     if tokenizer.mask_token_id != token_id or len(set(after.values())) != len(after):
         raise ValueError(
             f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have "
-            f"holes or {MASK_TOKEN} stands elsewhere ({tokenizer.mask_token_id}); give mask_token= "
-            "the id of an entry that text does not use"
+            f"holes or {MASK_TOKEN} stands elsewhere ({tokenizer.mask_token_id}); give "
+            "mask_token_id= the id of an entry that text does not use"
         )

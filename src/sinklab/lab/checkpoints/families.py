@@ -449,10 +449,6 @@ def configured(plan: CheckpointPlan, overrides: Mapping[str, Any], name: str) ->
     Raises:
         ValueError: for settings of an autoregressive model, of the backbone, or that are unknown.
     """
-    if "backbone" in overrides:
-        raise ValueError(
-            "the backbone comes from the checkpoint and cannot be set; leave out backbone="
-        )
     if plan.settings is None:
         return plan.whole or plan.backbone
     with blamed_on(name):

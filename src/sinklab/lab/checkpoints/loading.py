@@ -121,7 +121,6 @@ def load(
     device: torch.device | str | int | None = None,
     device_map: DeviceMap | None = None,
     revision: str | None = None,
-    as_diffusion: bool = False,
     sink: str | Path | None = None,
     **settings: Any,
 ) -> Loaded:
@@ -140,8 +139,6 @@ def load(
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
             devices.
         revision: commit, branch or tag on the Hub.
-        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its
-            files say it.
         sink: a file of :func:`~sinklab.lab.checkpoints.save_sink` for a diffusion model
             without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
@@ -158,28 +155,44 @@ def load(
     base = settings.pop("base", None)
     refuse_unknown(settings)
     if name in adapters.PACKAGED or base is not None:
-        others = {"device_map": device_map, "sink": sink, "as_diffusion": as_diffusion}
+        others = {"device_map": device_map, "sink": sink}
         return _packaged_adapters(name, base, dtype, device, others | settings)
-    device_map = _placed(device, device_map)
+    loaded = _loaded(name, dtype, _placed(device, device_map), revision, settings)
+    notes = loaded.notes
+    if sink is not None:
+        notes += adapters.attach_sink(loaded.model, sink)
+    if dtype == "machine":
+        notes += (f"weights in {loaded.model.dtype}, which suits this machine",)
+    return replace(loaded, notes=notes)
+
+
+def _loaded(
+    name: str,
+    dtype: torch.dtype | str,
+    device_map: DeviceMap,
+    revision: str | None,
+    settings: dict[str, Any],
+    *,
+    is_start: bool = False,
+) -> Loaded:
+    """The model as its files have it; with ``is_start`` a causal one as a diffusion model."""
     place = published.resolve(name, revision, ("*.safetensors",))
     raw = published.config_of(place, name)
     # an unknown architecture is refused before its weights are looked for
     plan = families.read(raw, name)
     kind = materialize.weight_type(dtype, raw, device_map)
     plan, source, tokenizer = _opened(place, plan, raw, name)
-    plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
+    if is_start:
+        mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
+        plan = replace(plan, settings={"mask_token_id": mask})
+    elif plan.settings is None:
+        plan = _causal(plan, name, settings, tokenizer)
     if plan.whole is not None and not isinstance(device_map, dict):
         raise ValueError(
             f"{name} shares weights between its parts, which one device must hold; pass "
             "device='cuda'"
         )
     model = _filled(plan, source, name, raw, kind, device_map, settings)
-    notes: tuple[str, ...] = ()
-    if sink is not None:
-        notes = adapters.attach_sink(model, sink)
-    if dtype == "machine":
-        notes += (f"weights in {model.dtype}, which suits this machine",)
-    plan = replace(plan, notes=(*plan.notes, *notes))
     return _assembled(model, plan, place, raw, name, tokenizer, revision)
 
 
@@ -211,54 +224,37 @@ def _placed(device: Any, device_map: DeviceMap | None) -> DeviceMap:
     return {"": materialize.usable_device(device)}
 
 
-def _as_diffusion(
+def _causal(
     plan: CheckpointPlan,
     name: str,
-    wanted: bool,
     settings: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> CheckpointPlan:
-    """The plan; that of a diffusion model if a causal one is to become one."""
-    if plan.whole is not None and (wanted or settings):
-        raise ValueError(
-            f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink "
-            f"or gate and is not trained here, so {', '.join(settings) or 'as_diffusion'} cannot "
-            "be set; leave that out"
-        )
-    if plan.settings is not None and wanted:
-        raise ValueError(
-            f"as_diffusion=True is for causal models, but {name} denoises already; leave it out"
-        )
-    if plan.settings is not None or plan.whole is not None:
-        return plan
-    mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
-    if not wanted:
-        if not stated(plan.backbone, "is_causal", True):
-            raise ValueError(
-                f"{name} sees both sides (its config has is_causal: false), so it predicts no next "
-                "token; pass as_diffusion=True, and mask_token_id= where its files name no [MASK]"
-            )
+    """The plan of a model that is no :class:`DiffusionLM`; a note says if it may be meant as one.
+    Raises ValueError for settings.
+    """
+    if plan.whole is not None:
         if settings:
             raise ValueError(
-                f"{name} is an autoregressive model, and {', '.join(settings)} can be set for "
-                "diffusion models only; pass as_diffusion=True to make it the start of one"
+                f"{name} is run by transformers' own {plan.family.own_class}, which has no added "
+                f"sink or gate, so {', '.join(settings)} cannot be set; leave that out"
             )
-        is_one = (
-            f"it has a [MASK], id {mask}: if it was trained to denoise, load it with "
-            "as_diffusion=True"
-        )
-        if mask is not None:
-            plan = replace(plan, notes=(*plan.notes, is_one))
         return plan
-    # None is for callers that choose it after they have seen the tokenizer
-    if "mask_token_id" in settings:
-        return replace(plan, settings={})
-    if mask is None:
+    if not stated(plan.backbone, "is_causal", True):
         raise ValueError(
-            f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, "
-            f"the id of a row that its text does not use (it has {plan.backbone.vocab_size} rows)"
+            f"{name} sees both sides (its config has is_causal: false), so it predicts no next "
+            "token; load it with from_causal"
         )
-    return replace(plan, settings={"mask_token_id": mask})
+    if settings:
+        raise ValueError(
+            f"{name} is an autoregressive model, and {', '.join(settings)} can be set for "
+            "diffusion models only; from_causal makes one of it"
+        )
+    mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
+    if mask is None:
+        return plan
+    note = f"it has a [MASK], id {mask}: if it was trained to denoise, load it with from_causal"
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _filled(
@@ -330,7 +326,8 @@ def _commit(folder: Path, revision: str | None) -> str | None:
 def from_causal(
     name_or_folder: str | Path,
     *,
-    mask_token: int | None = None,
+    mask_token_id: int | None = None,
+    masked: bool = True,
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str | int | None = None,
     revision: str | None = None,
@@ -349,10 +346,11 @@ def from_causal(
 
     Args:
         name_or_folder: a folder, or a name on the Hub.
-        mask_token: row of the embedding that becomes [MASK]; an entry of the tokenizer that has it
-            becomes its mask token. When left out, the tokenizer's own mask token, else the first
-            row behind the tokenizer's entries (Qwen2.5: 151,665 of 151,936), which keeps the
+        mask_token_id: row of the embedding that becomes [MASK]; an entry of the tokenizer that has
+            it becomes its mask token. When left out, the files' own [MASK], else the first row
+            behind the tokenizer's entries (Qwen2.5: 151,665 of 151,936), which keeps the
             checkpoint's values, else a new row of embedding and head, the mean of the others.
+        masked: False leaves it as it is, also without [MASK], to be trained autoregressively.
         dtype: of the weights; ``"auto"`` is the type in ``config.json``.
         device: device of the model; the CPU by default.
         revision: commit, branch or tag on the Hub.
@@ -368,21 +366,17 @@ def from_causal(
         ValueError: if there is no such model, it is a diffusion model already, its tokenizer has
             more entries than its embedding has rows, or there is no such [MASK].
     """
-    if "mask_token_id" in settings:
-        raise ValueError("from_causal takes mask_token=, the id of a row, and no mask_token_id")
-    place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
     # a diffusion model is refused before its weights are read
     plan, _ = published.read_plan(str(name_or_folder), revision)
-    if plan.settings is not None:
-        fact = (
-            f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; "
-            "use load"
-        )
+    if plan.settings is not None or plan.whole is not None:
         raise ValueError(
-            f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}"
+            f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but "
+            f"{name_or_folder} is a diffusion model of the family {plan.family.name}; use load"
         )
-    loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
-    return convert.with_mask(loaded, mask_token)
+    refuse_unknown(settings)
+    where = _placed(device, None)
+    loaded = _loaded(str(name_or_folder), dtype, where, revision, settings, is_start=True)
+    return convert.with_mask(loaded, mask_token_id) if masked else loaded
 
 
 def load_adapters(
@@ -442,8 +436,7 @@ def _packaged_adapters(
             f"base= is for packaged adapters ({', '.join(adapters.PACKAGED)}), but {name} is a "
             "whole model; leave it out"
         )
-    left_out = {"device_map": None, "sink": None, "as_diffusion": False}
-    given = [one for one, value in others.items() if one not in left_out or value != left_out[one]]
+    given = [one for one, value in others.items() if value is not None]
     if given:
         raise ValueError(
             f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}"

@@ -60,7 +60,7 @@ def started_from(settings: TrainSettings) -> Loaded:
         _refuse_other_variant(name, theirs, fields)
         loaded = load(name, **fields)
     elif settings.objective == "autoregressive":
-        loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
+        loaded = from_causal(name, masked=False, **fields)
     else:
         loaded = from_causal(name, **fields)
     if loaded.tokenizer is not None:
