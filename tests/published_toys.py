@@ -294,7 +294,7 @@ def _mlp_shapes(here, width, inner):
 
 def llada_moe_shapes(config):
     width, heads = config["hidden_size"], config["num_attention_heads"]
-    head, shared = width // heads, config["shared_expert_intermediate_size"]
+    head = width // heads
     keys = head * config["num_key_value_heads"]
     shapes = {
         "model.embed_tokens.weight": (config["vocab_size"], width),
@@ -319,10 +319,6 @@ def llada_moe_shapes(config):
             shapes |= _mlp_shapes(
                 f"{here}mlp.experts.{expert}.", width, config["expert_intermediate_size"]
             )
-        if config["moe_router_enable_expert_bias"]:
-            shapes[here + "mlp.expert_bias"] = (config["num_experts"],)
-        if shared is not None:
-            shapes |= _mlp_shapes(here + "shared_expert.", width, shared)
     return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 

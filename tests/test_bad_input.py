@@ -29,7 +29,6 @@ from commands import error_of
 from refusals import refused
 from sinklab.core import registry
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.lab.checkpoints import tokens
 from sinklab.lab.checkpoints.info import describe
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.cli.main import main
@@ -326,44 +325,18 @@ def test_prompts_that_are_no_text(lm):
             encode(lm, text)
 
 
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ 'a' * 2000000000 }}", "MemoryError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{% include 'x' %}", "no loader"),
-        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
-        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "RecursionError"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        (
-            "{% for i in range(90000) %}" + "x" * 99 + "{% endfor %}",
-            "takes over 10 s, 512 MB or 1 MB of text",
-        ),
-        (ENDLESS, r"takes over 0\.2 s"),
         ("{% if", "TemplateSyntaxError"),
     ],
 )
-def test_templates_are_rendered_within_limits(template, message, lm, monkeypatch):
-    if template == ENDLESS:
-        monkeypatch.setattr(tokens, "SECONDS", 0.2)
+def test_a_chat_format_that_cannot_be_used_is_refused(template, message, lm):
     lm.needed_tokenizer().chat_template = template
-    refused(f"chat format .*{message}.*--chat", encode, lm, "Hello", chat=True)
-
-
-def test_what_a_template_makes_is_the_tokenizers_own(lm):
-    tokenizer = lm.needed_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor "
-        "%}ü{{ add_generation_prompt }}"
-    )
-    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "zwö"}]
-    for how in ({}, {"add_generation_prompt": True}):
-        assert tokens.chat_text(tokenizer, messages, **how) == tokenizer.apply_chat_template(
-            messages, tokenize=False, **how
-        )
+    refused(f"chat format .*--chat.*{message}", encode, lm, "Hello", chat=True)
 
 
 def test_json_is_read_within_limits(tmp_path):

@@ -119,34 +119,9 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
 )
 def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, theirs, ours):
     folder, _ = make(tmp_path, architectures=[theirs])
-    for call in (load, describe):
-        refused(f"names {theirs}, .* loads {ours} alone", call, folder)
+    refused(f"model .{theirs}.*sinklab loads .*{ours}", load, folder)
     # without a class the model_type decides
     assert load(toys.edit(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"architectures": ["LLaDAForMultiModalGeneration"]}, "Lumina-DiMOO's image tokens"),
-        (
-            {
-                "architectures": ["NemotronLabsDiffusionModel"],
-                "model_type": "nemotron_labs_diffusion",
-            },
-            "is a NemotronLabsDiffusionModel, which sinklab cannot load yet: .*Ministral decoder",
-        ),
-        (
-            {"architectures": "absent", "model_type": "nemotron_labs_diffusion"},
-            "is a nemotron_labs_diffusion, which",
-        ),
-    ],
-)
-def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, message):
-    folder, _ = toys.llada(tmp_path)
-    toys.edit(folder, **fields)
-    for call in (load, describe):
-        refused(message, call, folder)
 
 
 def test_quantised_checkpoints_under_names_of_their_own_are_refused_by_their_config(tmp_path):
@@ -154,23 +129,6 @@ def test_quantised_checkpoints_under_names_of_their_own_are_refused_by_their_con
     toys.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     refused(r"\(quantization_config: .*gptq.*but llada has others", load, folder)
     assert load(toys.edit(folder, quantization_config=None)).family == "diffusion"
-
-
-@pytest.mark.parametrize("number", [10**12, 1e9])
-def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(number):
-    for name, fields in (
-        ("llada", ("n_layers", "n_heads")),
-        ("sdar", ("num_hidden_layers", "num_attention_heads")),
-    ):
-        folder, _ = toys.llada(name) if name == "llada" else toys.adapted(name, name)
-        before = toys.config_of(folder)
-        for field in fields:
-            toys.edit(folder, **{**before, field: number})
-            for call in (load, describe):
-                refused(rf"{field} = .* cannot be: at most 4096", call, folder)
-        # fewer, which a machine could hold, but more than there are tensors
-        toys.edit(folder, **{**before, fields[0]: 900})
-        refused(rf"{fields[0]} = 900 cannot be: at most \d+", load, folder)
 
 
 @pytest.fixture

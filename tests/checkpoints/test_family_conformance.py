@@ -34,7 +34,6 @@ pytestmark = pytest.mark.ring("extras")
 
 SIZES = {**SIZES, "vocab_size": 60}
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
-OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
     **{name: functools.partial(save_masked, name) for name in MASKED},
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
@@ -45,7 +44,7 @@ FAMILIES = {
     ).save_pretrained(folder),
     "llada": lambda folder: toys.llada(folder)[0],
     "llada2": lambda folder: toys.llada2(folder)[0],
-    "llada_moe": lambda folder: toys.llada_moe(folder, **OWN)[0],
+    "llada_moe": lambda folder: toys.llada_moe(folder)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
     "mmada": lambda folder: toys.llada(
         folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240
@@ -104,6 +103,8 @@ REFUSED = {
     "llada_moe": {
         "clip_qkv": 8.0,
         "qk_layernorm": False,
+        "shared_expert_intermediate_size": 20,
+        "moe_router_enable_expert_bias": True,
         "partial_rotary_factor": 0.5,
         "expert_intermediate_size": None,
     },

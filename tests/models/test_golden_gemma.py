@@ -159,10 +159,5 @@ def test_golden_facts_of_the_folder():
     assert (chosen.eos_token_id, chosen.pad_token_id, chosen.entropy_bound) == ((1, 5), 0, 0.1)
     facts = describe(golden_folder(FAMILY))
     assert facts.parameters == sum(parameter.numel() for parameter in lm.model.parameters())
-    assert (
-        facts.details["canvas"] == "8 tokens"
-        and facts.details["sliding layers"] == "3, window 6 tokens"
-    )
-    assert (facts.kv_heads, facts.head_dim) == (2, 8) and "heads 1, 16 wide" in facts.details[
-        "full layers"
-    ]
+    assert facts.attention.endswith("in a window in 3 of 4 layers")
+    assert (facts.kv_heads, facts.head_dim) == (2, 8)

@@ -66,7 +66,7 @@ def test_without_tokenizer_files_a_prompt_is_ids():
         (None, "has no known chat format; leave out --chat"),
         (
             "{{ raise_exception('one turn only') }}",
-            "cannot be used: TemplateError: one turn only; leave out --chat",
+            "cannot be used .leave out --chat.: TemplateError: one turn only",
         ),
     ],
 )

@@ -253,7 +253,7 @@ def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
         "4 a layer, 2 for each token",
     ):
         assert line in said
-    assert "canvas           6 tokens" in said and "sliding layers   2, window 5 tokens" in said
+    assert "in a window in 2 of" in said
     assert "full layers      1, key/value heads 1, 16 wide" in said
 
 

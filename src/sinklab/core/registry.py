@@ -350,8 +350,6 @@ caches = Registry("cache", "caches")
 """Keys and values to keep while decoding: `sinklab.core.subject.Cache`."""
 denoisers = Registry("denoiser", "denoisers")
 """Denoisers of a model that remember keys and values; without one everything is computed afresh."""
-backbones = Registry("backbone", "backbones")
-"""Decoders that transformers lacks."""
 attention_functions = Registry("attention function", "attention_functions")
 """Attention functions of transformers, beside SDPA, that taps read."""
 fast_attentions = Registry("fast attention", "fast_attentions")

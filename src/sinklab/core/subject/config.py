@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.core.compat import config_keys, stated
 from sinklab.core.errors import limited, near, one_of, within_limits
-from sinklab.core.registry import backbones, sinks
+from sinklab.core.registry import sinks
 from sinklab.core.subject.sinks import SIDES, sink_of
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
@@ -87,11 +87,6 @@ def _check_kinds(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _check_type(kind: Any) -> None:
-    if kind not in BACKBONES:
-        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
-
-
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
     """A copy of a backbone's config (or ``to_dict()``) without a causal mask."""
     if backbone is None:
@@ -101,9 +96,9 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     # the caller's config may belong to a causal model that is still in use
     config: Any = copy.deepcopy(backbone)
     if isinstance(config, Mapping):
-        _check_type(config.get("model_type"))
+        one_of("the backbone's model_type", config.get("model_type"), BACKBONES)
         config = AutoConfig.for_model(**config)
-    _check_type(config.model_type)
+    one_of("the backbone's model_type", config.model_type, BACKBONES)
     if "sliding_attention" in (stated(config, "layer_types") or ()):
         raise ValueError(
             "a bidirectional model needs full attention in every layer, but the backbone has "
@@ -117,8 +112,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     """Config of `DiffusionLM`.
 
     Args:
-        backbone: config of the decoder or its ``to_dict()``, of a type in :data:`BACKBONES` or
-            :data:`sinklab.core.registry.backbones`.
+        backbone: config of the decoder or its ``to_dict()``, of a type in :data:`BACKBONES`.
         sink_kind: ``none``, or a kind of :data:`sinklab.core.registry.sinks`.
         sink_count: number of sink tokens (0, 1, 2 or 4).
         sink_side: ``front`` (sinks take positions 0…n−1, Eq. 5) or ``end`` (Eq. 7); a kind without

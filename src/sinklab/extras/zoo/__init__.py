@@ -4,7 +4,6 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PROVIDES = {
-    "backbones": "experts",
     "families": "adapted experts gemma masked",
     "schedules": "decoding",
 }

@@ -1,24 +1,18 @@
-"""Mixtures of experts: LLaDA-MoE, a bidirectional Qwen3-MoE, with a shared expert and a bias of the
-router if a config has them; and LLaDA2.0 and 2.1, a GLM-4-MoE that attends in blocks.
+"""Mixtures of experts: LLaDA-MoE, a bidirectional Qwen3-MoE; and LLaDA2.0 and 2.1, a GLM-4-MoE that
+attends in blocks.
 """
 
-# T tokens, E hidden size, X experts, C chosen experts
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
-    AutoConfig,
-    AutoModel,
     Glm4MoeConfig,
     PreTrainedTokenizerFast,
     Qwen3MoeConfig,
 )
-from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
-from sinklab.core.registry import backbones
 from sinklab.lab.checkpoints.families import (
     CheckpointPlan,
     Config,
@@ -35,61 +29,6 @@ FORMATS = formats_of(__package__)
 BLOCK_LENGTH = 32
 
 
-class LLaDAMoEConfig(Qwen3MoeConfig):
-    """Config of :class:`LLaDAMoEDecoder`."""
-
-    model_type = "llada_moe"
-
-    shared_expert_intermediate_size: int | None = None
-    """Width of an expert that every token passes; None for no such expert."""
-    router_bias: bool = False
-    """Whether the router adds a bias to its probabilities."""
-
-
-class BiasedRouter(qwen3_moe.Qwen3MoeTopKRouter):
-    """Chooses by probability + bias, and weighs by the same sum, which is not normalised again."""
-
-    def __init__(self, config: LLaDAMoEConfig) -> None:
-        super().__init__(config)
-        self.expert_bias: Tensor
-        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
-
-    def forward(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (T, X), and weights and numbers (T, C) of the experts chosen."""
-        logits_TX = nn.functional.linear(x_TE.reshape(-1, self.hidden_dim), self.weight)
-        scores_TX = logits_TX.softmax(-1, dtype=torch.float32) + self.expert_bias
-        weights_TC, chosen_TC = scores_TX.topk(self.top_k)
-        return logits_TX, weights_TC.to(logits_TX.dtype), chosen_TC
-
-
-def _add_shared(block: Any, args: tuple, out: Tensor) -> Tensor:
-    """After the experts that were chosen: add the shared one, without a gate."""
-    return out + block.shared_expert(args[0])
-
-
-@backbones.register("llada_moe")
-class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
-    """Qwen3-MoE's decoder with features that its own config cannot express."""
-
-    config_class = LLaDAMoEConfig
-
-    def __init__(self, config: LLaDAMoEConfig) -> None:
-        super().__init__(config)
-        layers: Any = self.layers
-        for block in (layer.mlp for layer in layers if hasattr(layer.mlp, "experts")):
-            if config.router_bias:
-                block.gate = BiasedRouter(config)
-            width = config.shared_expert_intermediate_size
-            if width is not None:
-                block.shared_expert = qwen3_moe.Qwen3MoeMLP(config, width)
-                block.register_forward_hook(_add_shared)
-        self.post_init()
-
-
-AutoConfig.register(LLaDAMoEConfig.model_type, LLaDAMoEConfig, exist_ok=True)
-AutoModel.register(LLaDAMoEConfig, LLaDAMoEDecoder, exist_ok=True)
-
-
 @families.register("llada_moe")
 class LLaDAMoE(Family):
     """``LLaDAMoEModelLM``, with LLaDA's ``model_type``. Its code does not read the config's score
@@ -102,6 +41,9 @@ class LLaDAMoE(Family):
         "qk_layernorm": (True,),
         "clip_qkv": (None,),
         "partial_rotary_factor": (1, None),
+        # no published one has these
+        "shared_expert_intermediate_size": (None,),
+        "moe_router_enable_expert_bias": (False, None),
     }
     tensor_names: ClassVar = FORMATS["llada_moe"]["tensors"]
     end_of_turn = "<|role_end|>"
@@ -110,25 +52,13 @@ class LLaDAMoE(Family):
     published: ClassVar = published("llada_moe", FORMATS)
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
-        """Plain Qwen3-MoE, as published, or our decoder for a shared expert or a bias."""
+        """Qwen3-MoE."""
         dense = [
             layer for layer, is_moe in enumerate(self.field(config, "moe_layer_freq")) if not is_moe
         ]
         fields = self.fields(config, FORMATS["llada_moe"]["fields"])
         fields |= {"mlp_only_layers": dense, "norm_topk_prob": False, **self.usual(config)}
-        shared = config.get("shared_expert_intermediate_size")
-        bias = config.get("moe_router_enable_expert_bias")
-        if shared is None and not bias:
-            return self.plan(Qwen3MoeConfig(**fields), config)
-        own = LLaDAMoEConfig(
-            **fields, shared_expert_intermediate_size=shared, router_bias=bool(bias)
-        )
-        return self.plan(own, config)
-
-    def source(self, plan: CheckpointPlan, target: str) -> Source:
-        """The bias is a tensor of the layer's experts, beside a plain linear layer for a router."""
-        name, take = super().source(plan, target)
-        return name.replace(".gate.expert_bias", ".expert_bias"), take
+        return self.plan(Qwen3MoeConfig(**fields), config)
 
     def usual(self, config: Config) -> dict[str, Any]:
         """Fields of the backbone that a config may leave out, and its rotary positions."""

@@ -56,15 +56,3 @@ class DiffusionGemma(Family):
 
         *_, last = renoise(model, ids_BP, Renoising.of(model, **options))
         return last.ids_BS
-
-    def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """Lines of `info` on its canvas, and on the keys that its two kinds of layers see."""
-        whole: Any = plan.whole
-        text: Any = plan.backbone
-        full, sliding = text.per_layer_config[-1], text.layer_types.count("sliding_attention")
-        heads = f"key/value heads {full.num_key_value_heads}, {full.head_dim} wide"
-        return {
-            "canvas": f"{whole.canvas_length} tokens",
-            "sliding layers": f"{sliding}, window {text.sliding_window:,} tokens",
-            "full layers": f"{text.num_hidden_layers - sliding}, {heads}",
-        }

@@ -97,15 +97,6 @@ class ModernBert(MaskedLanguageModel):
     own_class = "ModernBertForMaskedLM"
     published: ClassVar = published("modernbert", FORMATS)
 
-    def details(self, plan: CheckpointPlan) -> dict[str, str]:
-        """Number of layers that see a window alone."""
-        config: Any = plan.whole
-        local = config.layer_types.count("sliding_attention")
-        return {
-            "local layers": f"{local} of {config.num_hidden_layers}, window "
-            f"{config.local_attention} tokens"
-        }
-
 
 @families.register("esm")
 class Esm(MaskedLanguageModel):

@@ -52,7 +52,9 @@ class ModelInfo:
     """
     logit_shift: bool
     attention: str
-    """Keys that a token sees, as in a model's config: full, causal or first_alone."""
+    """Keys that a token sees, as in a model's config: full, causal or first_alone; and the number
+    of layers that see a window.
+    """
     block_length: int | None
     """Tokens of a block of attention; None if everything is seen."""
     sink: str
@@ -60,8 +62,6 @@ class ModelInfo:
     chat_template: str | None
     stored: str
     """Type of its weights in the files, as its config says."""
-    details: dict[str, str]
-    """Further facts, in the family's own words (`Family.details`)."""
     notes: tuple[str, ...]
     """Assumptions made."""
 
@@ -141,10 +141,14 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     if plan.whole is not None:
         # if layers differ, a config of transformers says per layer what this one has
         layer = backbone.per_layer_config[0]
-    details = plan.family.details(plan)
+    stored = str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch.")
     file = gguf_files.find(name)
     if file is not None:
-        details = {**details, "GGUF file": gguf_files.stored_as(file, name)}
+        stored = gguf_files.stored_as(file, name)
+    attention = stated(config, "attention", "full")
+    local = (stated(backbone, "layer_types") or []).count("sliding_attention")
+    if local:
+        attention = f"{attention}, in a window in {local} of {backbone.num_hidden_layers} layers"
     sink = "none"
     if sink_of(config):
         sink = f"{config.sink_count} ({config.sink_kind}, {config.sink_side})"
@@ -168,10 +172,9 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         experts_per_token=chosen,
         active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
         logit_shift=stated(config, "logit_shift", False),
-        attention=stated(config, "attention", "full"),
+        attention=attention,
         block_length=stated(config, "block_length"),
         sink=sink,
         gate=stated(config, "gate", "none"),
-        stored=str(materialize.weight_type("auto", raw, "auto")).removeprefix("torch."),
-        details=details,
+        stored=stored,
     )

@@ -1,8 +1,6 @@
 """Tokenizers of checkpoints, read as data, and special tokens: their ids and roles."""
 
-import multiprocessing
 import re
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from operator import itemgetter
@@ -283,82 +281,11 @@ def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) 
     """The special tokens that the chat format writes around a message."""
     if tokenizer is None or not tokenizer.chat_template:
         return []
-    try:
-        text = chat_text(tokenizer, [{"role": "user", "content": "a"}], add_generation_prompt=True)
-    except ValueError:
-        # a chat format that cannot be used writes nothing
-        return []
+    text: Any = ""
+    # a chat format that cannot be used writes nothing
+    with suppress(Exception):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
+        )
     written: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
     return [token_id for token_id in dict.fromkeys(written) if token_id in special]
-
-
-SECONDS = 10
-"""Seconds that the rendering of one chat may take."""
-MEMORY = 1 << 29
-"""Bytes that it may take besides the memory of this process."""
-LENGTH = 1 << 20
-"""Bytes of text that it may write."""
-
-
-def chat_text(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any
-) -> str:
-    """Messages in a tokenizer's chat format. Its template is a program of the checkpoint's, and
-    runs in a child.
-
-    Args:
-        tokenizer: with a chat template.
-        messages: role and content of each.
-        how: as `apply_chat_template` takes it.
-
-    Raises:
-        ValueError: for a template that fails, or asks for more than `SECONDS`, `MEMORY` or
-            `LENGTH`.
-    """
-    # here, and not anew in every child
-    import jinja2.sandbox  # noqa: F401
-
-    forked = multiprocessing.get_context("fork")
-    ours, theirs = forked.Pipe(duplex=False)
-    child = forked.Process(target=_render, args=(theirs, tokenizer, messages, how))
-    with warnings.catch_warnings(), ours:
-        # the threads that Python warns of are torch's, and the child has no use for them
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-        theirs.close()
-        told = ""
-        try:
-            if ours.poll(SECONDS):
-                told = ours.recv_bytes(LENGTH).decode()
-        except (EOFError, OSError):
-            pass
-        finally:
-            child.kill()
-            child.join()
-    if not told:
-        raise ValueError(
-            f"it takes over {SECONDS} s, {MEMORY >> 20} MB or {LENGTH >> 20} MB of text"
-        )
-    if told[0] == "-":
-        raise ValueError(told[1:])
-    return told[1:]
-
-
-def _render(
-    pipe: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, str]],
-    how: dict[str, Any],
-) -> None:
-    """In the child process, write the text behind a plus, or the error behind a minus."""
-    import resource
-
-    with suppress(OSError, ValueError):
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    try:
-        said = "+" + str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
-    except Exception as error:
-        said = f"-{type(error).__name__}: {error}"[:500]
-    pipe.send_bytes(said.encode(errors="replace"))

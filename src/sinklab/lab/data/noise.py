@@ -82,7 +82,6 @@ def masked_token_loss(
     t_B: Tensor,
     *,
     maskable_BS: Tensor | None = None,
-    reduction: str = "mean",
 ) -> Tensor:
     """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4).
 
@@ -95,25 +94,18 @@ def masked_token_loss(
         masked_BS: True where the model saw [MASK].
         t_B: masking probability (B,), or (B, S) of each token.
         maskable_BS: tokens that could have been masked; None means all.
-        reduction: ``"mean"`` (a scalar) or ``"row"`` ((B,), each row by its own N).
 
     Raises ValueError for N = 0.
     """
     if maskable_BS is None:
         maskable_BS = torch.ones_like(masked_BS)
     t_BS = _by_token(t_B, ids_BS)
-    tokens = maskable_BS.sum(dim=1)
-    if reduction == "mean":
-        tokens = tokens.sum()
-    if not bool(tokens.all()):
+    tokens = maskable_BS.sum()
+    if not tokens:
         raise ValueError(
             "the loss is a mean over maskable tokens, but there is none to divide by; drop such "
             "rows"
         )
     exact_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
     ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
-    row_M = masked_BS.nonzero()[:, 0]
-    weighted_M = ce_M / t_BS.to(ce_M)[masked_BS]
-    if reduction == "mean":
-        return weighted_M.sum() / tokens
-    return weighted_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M) / tokens
+    return (ce_M / t_BS.to(ce_M)[masked_BS]).sum() / tokens

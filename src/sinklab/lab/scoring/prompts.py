@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.core.compat import stated
-from sinklab.lab.checkpoints.tokens import chat_text
 from sinklab.lab.data import row_start
 from sinklab.lab.data.corpora import placed_lines
 from sinklab.lab.files import from_json, refused
@@ -184,14 +183,12 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
             f"{loaded.name} has no known chat format; leave out --chat, or give it one: a "
             "chat_template.jinja beside its tokenizer.json, or tokenizer.chat_template"
         )
-    try:
-        return chat_text(
-            tokenizer,
-            messages,
-            add_generation_prompt=answered,
-            continue_final_message=not answered,
+    with refused(f"the chat format of {loaded.name} cannot be used (leave out --chat)"):
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=answered,
+                continue_final_message=not answered,
+            )
         )
-    except ValueError as error:
-        raise ValueError(
-            f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat"
-        ) from error
