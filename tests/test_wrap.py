@@ -8,11 +8,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    EncoderDecoderConfig,
-    EncoderDecoderModel,
     GPT2Config,
     GPT2LMHeadModel,
     ModernBertConfig,
@@ -26,7 +21,6 @@ from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.subject import Canvas
-from sinklab.lab.checkpoints.controls import initialised, permuted
 from sinklab.lab.scoring import LikelihoodSettings, heldout_rows, score
 from sinklab.lab.scoring.prompts import in_chat
 from sinklab.lab.studies.curve.study import Curve, CurveSettings
@@ -204,26 +198,6 @@ def test_rows_of_held_out_text_begin_with_cls_and_a_curve_is_measured(tmp_path):
     assert tokenizer.eos_token is None, "the tokenizer that was given stays as it is"
 
 
-def test_a_chat_stands_without_cls_and_sep():
-    """In dLLM's ModernBERT the template is all that stands around a question."""
-    tokenizer = word_tokenizer()
-    template = (
-        "{% for message in messages %}{{ 'said ' + message['content'] + ' and' }}{% endfor %}"
-    )
-    tokenizer.chat_template = template
-    lm = sinklab.wrap(tiny_masked("modernbert"), tokenizer)
-    tokens = lm.watch(["the sea"], 3, chat=True).table("tokens")
-    ids = tokens[tokens["step"] == 0].sort_values("position")["token_id"].tolist()
-    assert ids == [
-        *tokenizer("said the sea and", add_special_tokens=False)["input_ids"],
-        MASK,
-        MASK,
-        MASK,
-    ]
-    # and so is a text of ids that does not begin with [CLS]
-    assert lm.model.generate([7, 8], max_new_tokens=3).shape == (1, 5)  # type: ignore[operator]
-
-
 def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path):
     folder = tmp_path / "ModernBERT-base-chat-v0.1"
     config = ModernBertConfig(
@@ -250,20 +224,6 @@ def test_a_diffusion_model_of_ours_is_taken_as_it_is():
     lm = sinklab.wrap(own.model, own.tokenizer)
     assert lm.model is own.model and lm.special.mask == own.special.mask
     assert lm.generate("The house", 4) == own.generate("The house", 4)
-
-
-def test_its_untrained_controls_are_made():
-    lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())
-    ids_BS = torch.tensor([[CLS, 7, MASK, SEP]])
-    fresh, shuffled = initialised(lm), permuted(lm)
-    own = logits_of(lm, ids_BS)
-    for other in (fresh, shuffled):
-        assert not torch.allclose(logits_of(other, ids_BS), own, atol=1e-3)
-    refused(
-        "Plain cannot be initialised",
-        initialised,
-        sinklab.wrap(Plain(causal=False), mask_id=MASK, kind="diffusion"),
-    )
 
 
 def test_a_causal_model_of_transformers_writes_through_its_own_cache():
@@ -300,7 +260,6 @@ def test_a_module_without_a_config_is_looked_at(causal, tmp_path):
     assert lm.loss([7, 8, 9, 10], edits=["block_keys:keys=top:k=1"]) != pytest.approx(
         lm.loss([7, 8, 9, 10]), rel=1e-7
     )
-    refused("takes no attention_mask", score, lm, [((7,), (8, 9)), ((7,), (8, 9, 10))])
 
 
 def test_a_decoder_that_fills_masks_sees_both_sides_beside_padding_too():
@@ -353,18 +312,11 @@ def test_a_kind_that_one_forward_disproves_is_refused():
 
 def test_an_encoder_decoder_is_refused_by_its_name():
     sizes = {"vocab_size": ROWS, "d_model": 16, "pad_token_id": PAD, "decoder_start_token_id": CLS}
-    ends = {"bos_token_id": CLS, "eos_token_id": SEP}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    layers = {"encoder_layers": 1, "decoder_layers": 1}
-    bart = BartForConditionalGeneration(BartConfig(**sizes, **ends, **heads, **layers))
     t5 = T5ForConditionalGeneration(
         T5Config(**sizes, d_kv=8, d_ff=16, num_layers=1, num_heads=2, eos_token_id=SEP)
     )
-    small = BertConfig(**{**SIZES, "num_hidden_layers": 1})
-    both = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(small, small))
-    for model in (bart, t5, both):
-        for kind in ("autoregressive", "diffusion", "masked", None):
-            refused(f"{type(model).__name__} .*trace", sinklab.wrap, model, mask_id=MASK, kind=kind)
+    for kind in ("autoregressive", "masked", None):
+        refused("T5ForConditionalGeneration .*trace", sinklab.wrap, t5, mask_id=MASK, kind=kind)
 
 
 class Named(Plain):

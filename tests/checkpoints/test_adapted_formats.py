@@ -89,22 +89,6 @@ def test_a_mask_that_nobody_names_is_noted(tmp_path):
     assert load(tmp_path, mask_token_id=5).special.mask == 5
 
 
-@pytest.mark.parametrize("name", ["a2d-qwen3", "sdar"])
-def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, name):
-    folder, _ = toys.adapted(tmp_path, name, rope_scaling={"type": "linear", "factor": 4.0})
-    scaled = load(folder).model.model.rotary_emb.inv_freq
-    toys.edit(folder, rope_scaling=None)
-    assert torch.allclose(4 * scaled, load(folder).model.model.rotary_emb.inv_freq)
-    toys.edit(
-        folder, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 50.0}
-    )
-    assert load(folder).model.model.rotary_emb.inv_freq[1].item() == pytest.approx(
-        50.0 ** (-2 / 12)
-    )
-    toys.edit(folder, rope_parameters="absent")
-    refused(f"{name} checkpoint needs 'rope_theta'", load, folder)
-
-
 @pytest.mark.parametrize(
     "make, theirs, ours",
     [

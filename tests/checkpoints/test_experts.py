@@ -13,7 +13,6 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen
 import published_toys as toys
 from refusals import refused
 from sinklab.core.instrument import intervene, trace
-from sinklab.core.subject import DiffusionLMConfig
 from sinklab.lab.checkpoints import describe, from_causal, load, untrained_twins
 from sinklab.lab.measures import MaskSinks
 from tiny_models import SIZES
@@ -68,16 +67,6 @@ def test_what_corrects_a_router_stays_float32(tmp_path):
     )
     assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
     assert model(IDS).logits.dtype == torch.bfloat16
-
-
-def test_finished_blocks_of_a_mixture_are_kept(tmp_path):
-    folder, _ = toys.llada2(tmp_path)
-    assert load(folder).model.config.block_length == 32
-    model = load(folder, block_length=4).model
-    settings = {"max_new_tokens": 8, "seed": 0}
-    written = model.generate(IDS[:, :6], cache="none", **settings)
-    assert torch.equal(model.generate(IDS[:, :6], cache="committed", **settings), written)
-    assert torch.equal(model.generate(IDS[:, :6], **settings), written)
 
 
 @every_make
@@ -166,7 +155,3 @@ def test_the_chat_format_is_the_authors(tmp_path):
     ]
     said = tokenizer.apply_chat_template(chat, tokenize=False)
     assert said == head.format("b") + "<role>ASSISTANT</role>c<|role_end|>"
-
-
-def test_a_decoder_that_nobody_knows_is_refused():
-    refused("glm4_moe, but is 'gpt2'", DiffusionLMConfig, backbone={"model_type": "gpt2"})

@@ -3,10 +3,8 @@
 """
 
 import json
-import re
 import struct
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 import sinklab
 from sinklab.lab.checkpoints import describe, from_causal
-from sinklab.lab.cli import main
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 pytest.importorskip("gguf")
@@ -79,25 +76,6 @@ def test_a_diffusion_model_starts_from_one(file):
         found, expected = lm.model(ids, causal=True).logits, causal.model(ids).logits
     assert lm.family == "diffusion" and lm.special.mask == lm.model.config.mask_token_id
     assert torch.allclose(found[..., : expected.shape[-1]], expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_commands_take_a_file(file, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text(TEXT * 40)
-    assert main(["info", str(file)]) == 0
-    assert re.search(r"GGUF file +Q8_0 \(", capsys.readouterr().out)
-    assert (
-        main(["trace", "The sea", "--model", str(file), "--new-tokens", "3", "--out", "traced"])
-        == 0
-    )
-    assert main(["generate", "The sea", "--model", str(file), "--new-tokens", "3"]) == 0
-    words = (
-        "train qwen-0.5b --corpus text.txt --length 16 --batch 4 --micro-batch 4 --steps 2 "
-        "--no-compile --out trained"
-    )
-    assert main([*words.split(), "--no-streaming", "--logit-shift", "--init-from", str(file)]) == 0
-    assert sinklab.load("trained/model").family == "diffusion"
 
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):

@@ -55,12 +55,6 @@ def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypat
         asked.update(patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr(
-        huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json")
-    )
-    monkeypatch.setattr(
-        huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json")
-    )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert resolve("someone/toy", "main", ("*.safetensors",)) == tmp_path
     ours = [

@@ -24,10 +24,6 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
     return (1 if tied else 2) * vocabulary * width + layers * layer + width
 
 
-LLAMA_8B = (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248
-QWEN_7B = (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512
-
-
 @pytest.mark.parametrize(
     "file, family, sizes, settings, expected",
     [
@@ -38,26 +34,12 @@ QWEN_7B = (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512
             {},
             8_015_581_184,
         ),
-        ("Open-dLLM/Llama3-8B.json", "llama", *LLAMA_8B),
-        (
-            "hf_transcribed/Llama_3_1_8B_nbailab_copy.json",
-            "llama",
-            *LLAMA_8B,
-        ),
         (
             "hf_transcribed/DiffuCoder_7B_Instruct.json",
             "dream",
-            *QWEN_7B,
-        ),
-        (
-            "hf_transcribed/Dream_Coder_derivative.json",
-            "dream",
-            *QWEN_7B,
-        ),
-        (
-            "Open-dLLM/Qwen2-7B.json",
-            "qwen2",
-            *QWEN_7B,
+            (152064, 3584, 18944, 28, 28, 4),
+            {"biased": True},
+            7_615_616_512,
         ),
         (
             "Qwen2.5-0.5B-Instruct/config.json",
@@ -65,13 +47,6 @@ QWEN_7B = (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512
             (151936, 896, 4864, 24, 14, 2),
             {"biased": True, "tied": True},
             494_032_768,
-        ),
-        (
-            "hf_transcribed/Qwen2_5_1_5B_Instruct_onnx_copy.json",
-            "qwen2",
-            (151936, 1536, 8960, 28, 12, 2),
-            {"biased": True, "tied": True},
-            1_543_714_304,
         ),
     ],
 )
@@ -126,10 +101,6 @@ def test_our_own_model(tmp_path, sink):
     assert info.sink == ("2 (token, front)" if sink else "none")
     assert info.context == 64 - sink
     assert info.special.mask == model.config.mask_token_id
-    # per token: states of a layer, keys and values of two, logits
-    layer = 3 * 32 + max(2 * 32 + 2 * 16, 3 * 48)
-    assert info.canvas_bytes("float32", 10) == 10 * 4 * (layer + 2 * 2 * 16 + 280)
-    assert info.canvas_bytes("bfloat16") == (64 - sink) * 2 * (layer + 2 * 2 * 16 + 280)
     refused("dtype must be one of float32", info.weight_bytes, "int8")
     plain = json.loads(json.dumps(info.as_dict()))
     assert plain["memory_bytes"]["float32"]["weights"] == 4 * info.parameters

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -9,12 +8,10 @@ from causal_toys import save_causal
 from transformers import LlamaForCausalLM
 
 import published_toys as toys
-import sinklab
 from refusals import refused
 from sinklab.lab.checkpoints import describe, from_causal, materialize
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checkpoints.published import PACKAGED
-from sinklab.lab.records import weights_hash
 from sinklab.lab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
@@ -34,8 +31,7 @@ from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
         ),
         (
             "gpt2",
-            r"from 'gpt2'.*it is no folder, and the Hub cannot be asked, since this machine is "
-            r"offline",
+            r"from 'gpt2'; use 'tiny'.*HF_HUB_OFFLINE",
         ),
         ("a b", r"from 'a b': it is no folder and no name on the Hub"),
     ],
@@ -94,37 +90,6 @@ def test_a_packaged_model_loads_and_writes(name):
     written = loaded.model.generate(ids, max_new_tokens=6)
     assert loaded.tokenizer.mask_token_id not in written
     assert torch.equal(written[:, : ids.shape[1]], ids)
-
-
-def test_the_packaged_models_differ_in_objective_and_sink_alone():
-    models = {name: load(name, dtype="auto") for name in PACKAGED}
-    sizes = {name: one.model.num_parameters() for name, one in models.items()}
-    width = models["tiny-sink"].model.config.backbone.hidden_size
-    assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - width
-    assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
-    home = Path(sinklab.__file__).parent / "lab" / "checkpoints" / "packaged"
-    for name, one in models.items():
-        folder = home / name
-        assert (
-            weights_hash(one.model.state_dict()) == (folder / "weights.sha256").read_text().strip()
-        )
-        assert (folder / "model.safetensors").stat().st_size < 10e6
-    known = json.loads((home / "provenance.json").read_text("utf-8"))
-    records = [known[name] for name in PACKAGED]
-    apart = {"objective", "sink_kind", "sink_count", "out"}
-    settings = [
-        {key: value for key, value in one["settings"].items() if key not in apart}
-        for one in records
-    ]
-    assert settings[0] == settings[1] == settings[2]
-    assert len({one["model"]["data_sha256"] for one in records}) == 1, "the same rows"
-    starts = {
-        name: one["model"]["init_from"]["sha256"]
-        for name, one in zip(PACKAGED, records, strict=True)
-    }
-    assert starts["tiny"] == starts["tiny-causal"], (
-        "the same start; that of tiny-sink has the sink besides"
-    )
 
 
 ASKED = {

@@ -69,23 +69,6 @@ def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
     )
 
 
-@pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream])
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_published_folder_loads_without_a_word(tmp_path, logged, make, alone):
-    folder, _ = make(tmp_path)
-    toys.poison(folder)
-    ids = (
-        toys.save_dream_tokenizer(folder)
-        if make is toys.dream
-        else toys.save_llada_tokenizer(folder)
-    )
-    if alone and make is not toys.dream:  # Dream's special tokens are in its tokenizer_config.json
-        (folder / "tokenizer_config.json").unlink()
-    token = "<|im_end|>" if make is toys.dream else "<|eot_id|>"
-    assert load(folder).tokenizer.convert_tokens_to_ids(token) == ids[token]
-    assert [record.getMessage() for record in logged] == []
-
-
 @pytest.mark.parametrize(
     "family, expected", [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")]
 )
@@ -125,28 +108,6 @@ def test_a_baseline_writes_as_its_authors_say(tmp_path):
     assert loaded.model.generation_config.eos_token_id == [7, 9]
     written = loaded.model.generate(IDS, max_new_tokens=4, do_sample=False)
     assert torch.equal(written, causal.generate(IDS, max_new_tokens=4, do_sample=False))
-
-
-def test_llama_3_frequencies_survive(tmp_path):
-    scaling = {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "rope_type": "llama3",
-    }
-    rope = {**scaling, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
-    causal = save_causal(tmp_path, rope_parameters=rope)
-    published_form = {
-        "rope_parameters": "absent",
-        "rope_theta": rope.pop("rope_theta"),
-        "rope_scaling": rope,
-    }
-    toys.edit(tmp_path, eos_token_id=[7, 8, 9], **published_form)
-    loaded = load(tmp_path)
-    assert torch.equal(loaded.model.model.rotary_emb.inv_freq, causal.model.rotary_emb.inv_freq)
-    assert (loaded.special.eos, loaded.special.stop) == (7, (7, 8, 9))
-    with torch.inference_mode():
-        assert torch.equal(loaded.model(IDS).logits, causal(IDS).logits)
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,6 @@ def test_tensors_arrive_where_they_belong(tmp_path):
     assert model.model.rotary_emb.inv_freq[1].item() == pytest.approx(500000.0 ** (-2 / 8))
 
 
-def test_padding_that_is_also_the_end_can_be_learned(tmp_path):
-    loaded = load(toys.llada(tmp_path)[0])
-    assert loaded.special.pad == loaded.special.eos == 1
-    loaded.model(torch.tensor([[3, 1, 4]])).logits.square().mean().backward()
-    assert loaded.model.get_input_embeddings().weight.grad[1].abs().max() > 0
-
-
 def test_a_tied_head_is_the_embedding(tmp_path):
     folder, tensors = toys.llada(tmp_path, weight_tying=True)
     model = load(folder, dtype=torch.bfloat16).model
@@ -106,17 +99,6 @@ def test_a_fused_tensor_of_the_wrong_size_is_named(tmp_path):
         {**tensors, "transformer.wte.weight": torch.ones(64, 32)}, folder / "model.safetensors"
     )
     refused(r"weight has shape \(64, 32\)", load, folder)
-
-
-def test_dream_shifts_and_keeps_its_biases(tmp_path):
-    folder, tensors = toys.dream(tmp_path)
-    model = load(folder).model
-    assert model.config.logit_shift
-    assert torch.equal(
-        model.model.layers[0].self_attn.q_proj.bias, tensors["model.layers.0.self_attn.q_proj.bias"]
-    )
-    assert model.model.layers[0].self_attn.o_proj.bias is None
-    assert model.config.backbone.rope_parameters["rope_theta"] == 1000000.0
 
 
 def test_images_are_no_text(tmp_path):

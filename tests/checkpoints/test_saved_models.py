@@ -2,13 +2,9 @@
 without a network here.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer
-from transformers.utils import hub
 
 from sinklab.lab.checkpoints import load
 from tiny_diffusion import tiny_model, tiny_tokenizer
@@ -40,23 +36,3 @@ def test_what_save_pretrained_writes_is_read_by_sinklab_and_by_transformers(tmp_
     assert (
         AutoTokenizer.from_pretrained(tmp_path)(text).input_ids == tiny_tokenizer()(text).input_ids
     )
-
-
-def test_push_to_hub_sends_weights_and_config_and_no_code(monkeypatch):
-    sent = {}
-
-    class Api(HfApi):
-        def create_repo(self, repo_id, **how):
-            sent["private"] = how["private"]
-            return SimpleNamespace(repo_id=repo_id)
-
-        def create_commit(self, repo_id, operations, **how):
-            sent[repo_id] = {one.path_in_repo for one in operations}
-            return repo_id
-
-    monkeypatch.setattr(hub, "hf_api", Api, raising=False)
-    for name in ("create_repo", "create_commit"):
-        monkeypatch.setattr(hub, name, getattr(Api(), name), raising=False)
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: ModelCard("a card"))
-    tiny_model(1).push_to_hub("me/mine", private=True)
-    assert sent == {"private": True, "me/mine": {"config.json", "model.safetensors", "README.md"}}

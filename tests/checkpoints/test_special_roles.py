@@ -8,7 +8,6 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 
 from sinklab.lab.analysis import characters
 from sinklab.lab.checkpoints import SpecialIds, load
-from sinklab.lab.checkpoints.formats import LLaDA
 from sinklab.lab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
@@ -25,16 +24,6 @@ def with_specials(*texts, template=None):
     )
     tokenizer.chat_template = template
     return tokenizer
-
-
-def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding():
-    loaded = tiny_loaded()
-    tokenizer = loaded.tokenizer
-    named = {tokenizer.decode([token_id]): role for token_id, role in special_roles(loaded).items()}
-    assert named.pop("<|mask|>") == "mask"
-    assert set(named.values()) <= {"eos", "pad", "bos"}
-    assert named["<|endoftext|>"] == "eos"
-    assert tokenizer("The sea")["input_ids"][0] not in special_roles(loaded)
 
 
 def test_the_chat_format_decides_what_belongs_to_it():
@@ -62,21 +51,6 @@ def test_ids_alone_will_do_and_the_mask_goes_first():
     loaded = replace(tiny_loaded(mask_token_id=6), tokenizer=None, special=ids)
     assert special_roles(loaded) == {6: "mask", 7: "eot", 5: "eos", 8: "eos"}
     assert set(special_roles(loaded).values()) <= set(ROLES)
-
-
-def test_lladas_chat_format():
-    texts = (
-        "<|startoftext|>",
-        "<|endoftext|>",
-        "[CLS]",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eot_id|>",
-    )
-    tokenizer = with_specials(*texts, template=LLaDA.chat_template)
-    roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
-    named = [roles[tokenizer.convert_tokens_to_ids(text)] for text in texts]
-    assert named == ["bos", "eos", "other", "template", "template", "eot"]
 
 
 def falling_back():

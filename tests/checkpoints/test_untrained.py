@@ -91,9 +91,3 @@ def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone():
     twins = untrained_twins(loaded)
     assert list(twins) == ["permuted"]
     assert "no freshly initialised twin" in twins["permuted"].notes[-1]
-
-
-def test_a_class_that_makes_other_tensors_is_named():
-    loaded = tiny_loaded()
-    loaded.model.lm_head.extra = torch.nn.Parameter(torch.zeros(2))
-    refused(r'state_dict: "lm_head.extra"', initialised, loaded)

@@ -1,6 +1,5 @@
 import gzip
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -97,7 +96,6 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path):
 def filled(tokenizer, style):
     """Rows of `PAIRS` as tensors, each of 100 tokens, and what was counted."""
     made, counts = pair_rows(PAIRS, tokenizer, 100, style=style)
-    made = made.dense()
     return made.ids_RS, made.maskable_RS, made.attention_RS, counts
 
 
@@ -148,42 +146,14 @@ def test_pairs_that_are_too_long_are_left_out_whole(style):
     rows, counts = pair_rows(PAIRS, tokenizer, length, style=style)
     assert (counts.lines, counts.dropped, counts.longest) == (2, 1, length + 1)
     assert of_whole.longest == length + 1
-    whole_RS = whole.dense().ids_RS
-    assert torch.equal(rows.dense().ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
+    whole_RS = whole.ids_RS
+    assert torch.equal(rows.ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
     assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
     for size, asked, message in (
         (20, style, f"the longest of 3 has {length + 1}"),
         (100, "correct", "'correct'; did you mean"),
     ):
         refused(message, pair_rows, PAIRS, tokenizer, size, style=asked)
-
-
-@pytest.mark.parametrize("style", ["published", "corrected"])
-def test_rows_take_the_room_of_their_own_tokens_and_are_read_as_if_they_were_filled(
-    style,
-):
-    short, long = (
-        pair_rows(PAIRS, tiny_tokenizer(), length, style=style)[0] for length in (100, 100_000)
-    )
-    filled = short.dense()
-    kept = [
-        {name: column.parts_T.numel() for name, column in rows.columns.items()}
-        for rows in (short, long)
-    ]
-    assert kept[0] == kept[1], "longer rows take no more room"
-    if style == "corrected":
-        assert set(kept[0].values()) == {int(filled.attention_RS.sum())}
-    for order in ({}, {"seed": 3, "total": 15}):
-        one, other = replace(short, **order), replace(filled, **order)
-        for row in range(len(one)):
-            ours, theirs = one[row], other[row]
-            assert ours.keys() == theirs.keys()
-            assert all(
-                torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
-                for name in ours
-            )
-    part, of_filled = short.part(slice(-2, None)).dense(), filled.part(torch.tensor([4, 5]))
-    assert all(torch.equal(part.columns[name], of_filled.columns[name]) for name in filled.columns)
 
 
 def test_real_pairs_give_the_published_rows():
@@ -197,4 +167,4 @@ def test_real_pairs_give_the_published_rows():
     # in characters rather than words a question is long
     rows, counts = pair_rows(pairs, tokenizer, 1024)
     assert counts.dropped == 0
-    assert rows.dense().ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]
+    assert rows.ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]

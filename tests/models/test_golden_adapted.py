@@ -238,28 +238,3 @@ def test_rows_that_would_change_one_another_are_refused_and_decode_alone(family)
         assert torch.equal(
             decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S
         )
-
-
-def test_illada_reveals_what_the_original_reveals():
-    """Its tiny weights propose [MASK] everywhere, which reveals nothing (QUIRKS_ILLADA): ours must
-    propose it too, at the places that would be revealed, where it is allowed; it never is, so
-    canvases differ, and their number does not.
-    """
-    assert {case["name"] for case in golden_cases("illada")["generate"]} == QUIRKS_ILLADA
-    for case in golden_cases("illada")["generate"]:
-        theirs, canvas, lm = case["settings"], canvas_of("illada", case, "gen"), loaded("illada")
-        canvas_TBS = tensors_of("illada", f"gen.{case['name']}.")["canvas"]
-        assert all(torch.equal(one_BS, canvas.ids_BS) for one_BS in canvas_TBS)
-        block_BS = canvas.open_BS & (canvas.open_BS.cumsum(1) <= theirs["block_length"])
-        denoiser = guided(
-            lm.model.denoiser(), theirs["cfg_scale"], canvas.prompt_BS, canvas.mask_id
-        )
-        best = denoiser(canvas.ids_BS, block_BS).softmax(-1).max(-1)
-        quota = theirs["gen_length"] // theirs["steps"]
-        for values, tokens in zip(
-            *(each.view(len(canvas.ids_BS), -1) for each in best), strict=True
-        ):
-            assert (tokens[values.topk(quota).indices] == canvas.mask_id).all(), case["name"]
-        steps = list(lm.model.denoise(canvas, settings_of(case, "illada")))
-        assert len(steps) == case["nfe"] == len(canvas_TBS) - 1
-        assert not (steps[-1].ids_BS == canvas.mask_id).any()

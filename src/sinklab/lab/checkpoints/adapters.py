@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.files import from_json, ordinary, refused, writing
 
 FORMAT = "sinklab-adapters"
-VERSION = 1
 SCALE = 2.0
 """Factor of the product of both halves, whatever the rank."""
 HALVES = ("lora_A", "lora_B")
@@ -60,7 +59,7 @@ class AdapterFile:
     tokens: int = 0
     """Tokens of text that they were trained on, in all."""
     seed: int = 0
-    version: int = VERSION
+    version: int = 1
 
 
 def adapter_tensors(state: Mapping[str, Tensor], sink: tuple[str, ...]) -> dict[str, Tensor]:
@@ -138,12 +137,7 @@ def read_adapters(file: str | Path) -> tuple[AdapterFile, dict[str, Tensor]]:
             f"{file} holds no adapters and no sink: a run with --train-only lora or sink writes one"
         )
     with refused(f"the adapters in {file} are damaged", KeyError, TypeError, ValueError):
-        record = from_json(metadata["record"], dict)
-        if record["version"] != VERSION:
-            raise ValueError(
-                f"they have version {record['version']}, and this sinklab reads version {VERSION}"
-            )
-        facts = AdapterFile(**{one.name: record[one.name] for one in fields(AdapterFile)})
+        facts = AdapterFile(**from_json(metadata["record"], dict))
     return facts, tensors
 
 
@@ -203,11 +197,6 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         fault = (
             f"is for a model without a sink of its own ({config.sink_count} {config.sink_kind}); "
             "leave that out with sink_kind='none' and sink_count=0"
-        )
-    elif any(parameter.is_meta for parameter in model.parameters()):
-        fault = (
-            "is compared with all weights, but some of this model are offloaded to the host; load "
-            "it with a smaller dtype, or where its devices hold it"
         )
     if fault:
         raise ValueError(f"the sink file {file} {fault}")

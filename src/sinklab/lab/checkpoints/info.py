@@ -14,7 +14,6 @@ from sinklab.lab.checkpoints import families, gguf_files, materialize, published
 from sinklab.lab.checkpoints.families import SpecialIds
 
 BYTES = {"float32": 4, "bfloat16": 2}
-CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions
 
 
 @dataclass(frozen=True)
@@ -67,31 +66,12 @@ class ModelInfo:
 
     def weight_bytes(self, dtype: str) -> int:
         """Memory of the weights in ``float32`` or ``bfloat16``, bytes."""
-        return self.parameters * _size(dtype)
-
-    def canvas_bytes(self, dtype: str, length: int | None = None) -> int:
-        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a
-        measurement.
-
-        The largest layer's states, keys and values of all layers (a cache), and logits at every
-        position.
-
-        Args:
-            dtype: ``float32`` or ``bfloat16``.
-            length: tokens of prompt and completion; the context by default, at most 4,096.
-        """
-        queries = self.heads * self.head_dim
-        keys = self.kv_heads * self.head_dim
-        layer = 3 * self.hidden + max(2 * queries + 2 * keys, 3 * self.intermediate)
-        per_token = layer + 2 * self.layers * keys + self.vocabulary
-        return (length or min(self.context, CANVAS)) * per_token * _size(dtype)
+        one_of("dtype", dtype, BYTES)
+        return self.parameters * BYTES[dtype]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        memory = {
-            dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)}
-            for dtype in BYTES
-        }
+        memory = {dtype: {"weights": self.weight_bytes(dtype)} for dtype in BYTES}
         return {**asdict(self), "memory_bytes": memory}
 
     def lines(self) -> list[str]:
@@ -100,21 +80,7 @@ class ModelInfo:
         card = Environment(
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         ).from_string(words)
-        canvas = min(self.context, CANVAS)
-        return card.render(
-            info=self, special=asdict(self.special), canvas=canvas, size=_readable
-        ).splitlines()
-
-
-def _size(dtype: str) -> int:
-    one_of("dtype", dtype, BYTES)
-    return BYTES[dtype]
-
-
-def _readable(number: int) -> str:
-    if number < 2**28:
-        return f"{number / 2**20:.1f} MiB"
-    return f"{number / 2**30:.2f} GiB"
+        return card.render(info=self, special=asdict(self.special)).splitlines()
 
 
 def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:

@@ -157,13 +157,7 @@ def load(
     if name in adapters.PACKAGED or base is not None:
         others = {"device_map": device_map, "sink": sink}
         return _packaged_adapters(name, base, dtype, device, others | settings)
-    loaded = _loaded(name, dtype, _placed(device, device_map), revision, settings)
-    notes = loaded.notes
-    if sink is not None:
-        notes += adapters.attach_sink(loaded.model, sink)
-    if dtype == "machine":
-        notes += (f"weights in {loaded.model.dtype}, which suits this machine",)
-    return replace(loaded, notes=notes)
+    return _loaded(name, dtype, _placed(device, device_map), revision, settings, sink=sink)
 
 
 def _loaded(
@@ -173,6 +167,7 @@ def _loaded(
     revision: str | None,
     settings: dict[str, Any],
     *,
+    sink: str | Path | None = None,
     is_start: bool = False,
 ) -> Loaded:
     """The model as its files have it; with ``is_start`` a causal one as a diffusion model."""
@@ -193,6 +188,12 @@ def _loaded(
             "device='cuda'"
         )
     model = _filled(plan, source, name, raw, kind, device_map, settings)
+    notes = plan.notes
+    if sink is not None:
+        notes += adapters.attach_sink(model, sink)
+    if dtype == "machine":
+        notes += (f"weights in {model.dtype}, which suits this machine",)
+    plan = replace(plan, notes=notes)
     return _assembled(model, plan, place, raw, name, tokenizer, revision)
 
 

@@ -133,7 +133,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, a name that `gguf_files.find`
             knows, or ``owner/name`` on the Hub.
         revision: commit, branch or tag on the Hub.
-        weights: patterns of the weight files wanted; () fetches the config alone.
+        weights: patterns of the weight files wanted; () fetches none.
 
     Raises:
         ValueError: if there is no such model, with the nearest known name.
@@ -156,28 +156,10 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
 
     # those of the HTTP library, whose name depends on the version of huggingface_hub
     with refused(f"no model can be loaded from {name!r}; {hint}"):
-        if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
-            try:
-                # one question without retries: without a network a download asks, and prints, for
-                # half a minute
-                hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
-            except hub.errors.HfHubHTTPError:
-                raise
-            except Exception as error:
-                why = (
-                    "it is no folder, and the Hub cannot be asked, since this machine is "
-                    f"offline ({error})"
-                )
-                raise ValueError(why) from error
-        config = hub.hf_hub_download(name, "config.json", revision=revision)
-        if not weights:
-            return Path(config).parent
-        wanted = [*DATA, *weights]
-        return Path(
-            hub.snapshot_download(
-                name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]
-            )
+        folder = hub.snapshot_download(
+            name, revision=revision, allow_patterns=[*DATA, *weights], ignore_patterns=["*/*"]
         )
+    return Path(folder)
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
 from sinklab.lab.data.corpora import json_object, placed_lines, text_of
-from sinklab.lab.data.rows import Ragged, Rows, check_packing, encode_texts
+from sinklab.lab.data.rows import Rows, check_packing, encode_texts
 
 ARITHMETIC = "arithmetic"
 _NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")
@@ -204,10 +204,8 @@ def pair_rows(
     pad = tokenizer.eos_token_id
     if padded and tokenizer.pad_token_id is not None:
         pad = tokenizer.pad_token_id
-    # rows of a whole data set are gigabytes if they are filled
-    ids = array("i")
-    maskable = bytearray()
-    sizes = array("q")
+    rows: list[array[int]] = []
+    prompts = []
     dropped = longest = 0
     for examples in made:
         most = max(len(prompt) + len(target) for prompt, target in examples)
@@ -217,27 +215,26 @@ def pair_rows(
             dropped += 1
             continue
         for prompt, target in examples:
-            ids.extend(prompt + target)
-            maskable += bytes(len(prompt)) + b"\1" * len(target)
-            sizes.append(len(prompt) + len(target))
-    if not sizes:
+            rows.append(array("i", prompt + target))
+            prompts.append(len(prompt))
+    if not rows:
         room = f"a row of {length} tokens"
-        remedy = "use a longer length"
         if completed:
             room += f", {ANSWER} of them for the answer"
         raise ValueError(
             f"no question with its answer fits {room}: the longest of {len(given)} has {longest}; "
-            f"{remedy}"
+            "use a longer length"
         )
-    ids_T = torch.frombuffer(ids, dtype=torch.int32)
-    maskable_T = torch.frombuffer(maskable, dtype=torch.bool)
-    sizes_R = torch.frombuffer(sizes, dtype=torch.int64)
-    where = (sizes_R.cumsum(0) - sizes_R, sizes_R, length)
-    columns: dict[str, Any] = {"ids_RS": Ragged(ids_T, *where, int(pad))}
-    columns["maskable_RS"] = Ragged(maskable_T, *where, not padded)
-    if padded:
-        columns["attention_RS"] = Ragged(torch.ones_like(maskable_T), *where, False)
-    return Rows(**columns), PairCounts(len(given) - dropped, dropped, longest)
+    ids_RS = torch.full((len(rows), length), pad, dtype=torch.int32)
+    attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool)
+    for row, ids in enumerate(rows):
+        ids_RS[row, : len(ids)] = torch.tensor(ids)
+        attention_RS[row, : len(ids)] = True
+    maskable_RS = torch.arange(length) >= torch.tensor(prompts)[:, None]
+    counts = PairCounts(len(given) - dropped, dropped, longest)
+    if not padded:
+        return Rows(ids_RS, maskable_RS=maskable_RS), counts
+    return Rows(ids_RS, maskable_RS=maskable_RS & attention_RS, attention_RS=attention_RS), counts
 
 
 def _examples(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, cast
 
 import torch
@@ -177,39 +177,6 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """A matrix (R, S) whose rows begin with parts of unequal length and end in one value; the parts
-    alone are kept.
-    """
-
-    parts_T: Tensor
-    """Parts of all rows, one behind the other."""
-    begins_R: Tensor
-    sizes_R: Tensor
-    """Size of each row's part, which begins at ``begins_R``."""
-    length: int
-    fill: int | bool
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(R, S)"""
-        return len(self), self.length
-
-    def __len__(self) -> int:
-        return len(self.begins_R)
-
-    def __getitem__(self, rows: Any) -> Any:
-        """One row, a tensor (S,); or for a slice or a tensor some of the rows."""
-        if not isinstance(rows, int):
-            return replace(self, begins_R=self.begins_R[rows], sizes_R=self.sizes_R[rows])
-        begin = int(self.begins_R[rows])
-        size = int(self.sizes_R[rows])
-        row_S = self.parts_T.new_full((self.length,), self.fill)
-        row_S[:size] = self.parts_T[begin : begin + size]
-        return row_S
-
-
 COLUMNS = {"input_ids": "ids_RS", "maskable": "maskable_RS", "attention_mask": "attention_RS"}
 """Name in a batch -> tensor of `Rows`."""
 
@@ -223,8 +190,7 @@ class Rows(Dataset[dict[str, Tensor]]):
     sampler.
 
     Args:
-        ids_RS: token ids, any integer type; a tensor or, as all columns of rows of unequal length,
-            a `Ragged`.
+        ids_RS: token ids, any integer type.
         maskable_RS: True for tokens that noise may mask; without it everywhere.
         attention_RS: True at tokens, False at padding.
         seed: of the order; None keeps it, for evaluation.
@@ -247,13 +213,6 @@ class Rows(Dataset[dict[str, Tensor]]):
         """Some of the rows, in their own order."""
         some: dict[str, Any] = {COLUMNS[key]: own[rows] for key, own in self.columns.items()}
         return Rows(**some)
-
-    def dense(self) -> Rows:
-        """The stored rows, in their own order, with tensors for columns."""
-        columns: dict[str, Any] = {
-            COLUMNS[key]: torch.stack([*given]) for key, given in self.columns.items()
-        }
-        return Rows(**columns)
 
     def __len__(self) -> int:
         if self.total is None:

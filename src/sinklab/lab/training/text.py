@@ -96,7 +96,7 @@ def prepare(
                 "or a shorter length"
             )
         training = rows.part(slice(-count))
-        heldout = rows.part(slice(-count, None)).dense()
+        heldout = rows.part(slice(-count, None))
     sha256 = data_hash(tokenizer, training, heldout)
     training = replace(training, seed=settings.seed, total=settings.steps * settings.batch)
     return Text(tokenizer, training, heldout, sha256)
@@ -156,7 +156,7 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
     together = rows_together(settings)
     apart = max(1, len(rows) // settings.heldout_rows)
     chosen = torch.arange(len(rows)).view(-1, together)[::apart].flatten()
-    return rows.part(chosen[: max(together, settings.heldout_rows)]).dense()
+    return rows.part(chosen[: max(together, settings.heldout_rows)])
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
@@ -199,10 +199,6 @@ def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     for part in rows:
         digest.update(json.dumps(list(part.ids_RS.shape)).encode())
-        pieces: Any = part.ids_RS
-        if isinstance(pieces, torch.Tensor):
-            # the same bytes as row by row
-            pieces = pieces.flatten().split(1 << 16)
-        for ids in pieces:
+        for ids in part.ids_RS.flatten().split(1 << 16):
             digest.update(ids.to(torch.int64).contiguous().numpy().data)
     return digest.hexdigest()
