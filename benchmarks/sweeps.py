@@ -26,9 +26,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
+import scheduler
 from measure import write_result
 
-import scheduler
 from small_runs import contents
 
 ROOT = Path(__file__).resolve().parents[1]

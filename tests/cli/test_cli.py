@@ -9,7 +9,7 @@ import pytest
 import sinklab
 from commands import cli, out_of
 from sinklab.lab.cli import main
-from tiny_diffusion import save_tiny, tiny_model
+from tiny_diffusion import tiny_model
 
 GREEDY = "--temperature 0 --rule low_confidence"
 COMMANDS = (
@@ -108,22 +108,6 @@ def test_generate_fills_blanks_and_streams(model, capsys):
     )
 
 
-def test_generate_takes_rules_schedules_and_caches(model, capsys):
-    options = "--rule entropy --schedule entropy_bound:gamma=0.5 --cache prefix --temperature 0"
-    sizes = f"--model {model} --new-tokens 8 --block-length 4"
-    printed = out_of(f"generate 'The sea' {sizes} {options}", capsys)
-    loaded = sinklab.load(model)
-    ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
-    chosen = {
-        "rule": "entropy",
-        "schedule": "entropy_bound:gamma=0.5",
-        "cache": "prefix",
-        "block_length": 4,
-    }
-    written = loaded.model.generate(ids, max_new_tokens=8, **chosen)
-    assert printed == loaded.tokenizer.decode(written[0], skip_special_tokens=True) + "\n"
-
-
 def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     tiny_model(1).save_pretrained(tmp_path / "ids")
     options = f"--model {tmp_path / 'ids'} --new-tokens 6 --block-length 3 --cache dual {GREEDY}"
@@ -134,33 +118,6 @@ def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     assert [len(row) for row in both] == [9, 7]
     assert (both[0][:3], both[1][:1]) == ([5, 17, 3], [9])
     assert [int(part) for part in out_of(f"generate 9 {options}", capsys).split()] == both[1]
-
-
-def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path, capsys):
-    folder = save_tiny(tmp_path / "chatty")
-    tokenizer = sinklab.load(folder).tokenizer
-    tokenizer.chat_template = (
-        "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
-    )
-    tokenizer.save_pretrained(folder)
-    answer = out_of(f"generate 'The sea' --chat --model {folder} --new-tokens 5 {GREEDY}", capsys)
-    loaded = sinklab.load(folder)
-    ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
-    written = loaded.model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :]
-    assert answer == loaded.tokenizer.decode(written, skip_special_tokens=True) + "\n"
-
-
-def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path, capsys):
-    folder = save_tiny(tmp_path / "padless")
-    tokenizer = sinklab.load(folder).tokenizer
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(folder)
-    both = out_of(
-        f"generate 'The old man' 'The sea' --model {folder} --new-tokens 5 {GREEDY}", capsys
-    )
-    assert both.endswith(
-        out_of(f"generate 'The sea' --model {folder} --new-tokens 5 {GREEDY}", capsys)
-    )
 
 
 def test_info_reads_the_config_alone(model, tmp_path, capsys):
@@ -196,14 +153,14 @@ def test_generate_starts_from_nothing(model, capsys):
             "new_tokens must be at least 0, .* but is -1",
         ),
         (
-            "train --heads 3",
-            r"hidden_size \(128\) must be a multiple of heads \(3\)",
+            "train",
+            "a corpus is needed; name a folder",
         ),
         (
             "trace x --prompts p.txt --model {model}",
             "arguments or from a file, but there are both: 'x'",
         ),
-        ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
+        ("trace --prompts p.txt --model {model}", "p.txt is none or does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
         (
             "trace --out {model} --model {model}",

@@ -1,7 +1,6 @@
 """What all commands share: settings from files and what no file gives, help, errors in flags."""
 
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -184,12 +183,6 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch):
         given[name] = True
         refused(f"has no field '{name}'", with_settings, usual, Path())
         del given[name]
-
-
-def test_handlers_are_put_back(capsys):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert cli("report") == 2
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -7,12 +7,9 @@ import pytest
 
 from commands import cli
 from refusals import refused
-from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
 from sinklab.lab.cli.command import conduct, folder_names
 from sinklab.lab.cli.reports import OneToken, Table1
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.studies import kept_record
-from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 from sinklab.lab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 from tiny_llama import tiny_llama
@@ -78,75 +75,6 @@ def test_folders_are_named_after_models():
     assert folder_names(again) == ["battery", "battery-2", "battery-2-2", "battery-2-2-2"]
 
 
-def scored(right):
-    """What stands in for `evaluate`: it writes which documents are right by the number of masked
-    sinks.
-    """
-
-    def evaluate(_, loaded, out, settings, **how):
-        about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w"}
-        with RunWriter(
-            out, kind="benchmark", model=about, settings=kept_record(settings), seed=0
-        ) as run:
-            (task,), flags = settings.tasks, right(settings.mask_sinks or 0)
-            row = {
-                "task": task,
-                "metric": "exact_match",
-                "filter": "none",
-                "value": sum(flags) / len(flags),
-            }
-            row |= {
-                "stderr": 0.1,
-                "samples": len(flags),
-                "higher_is_better": True,
-                "no_answer": float("nan"),
-            }
-            run.table("scores", pd.DataFrame([row]))
-            rows = [
-                {"task": task, "filter": "none", "doc_id": number, "right": flag, "metrics": "{}"}
-                for number, flag in enumerate(flags)
-            ]
-            run.table("samples", pd.DataFrame(rows).astype({"right": float}))
-            if settings.mask_sinks:
-                dose = dict.fromkeys(DOSE_COLUMNS, 0.5) | {"task": task, "protocol": "paper"}
-                run.table("doses", [dose])
-        return Path(out)
-
-    return evaluate
-
-
-@pytest.fixture
-def no_tasks(monkeypatch):
-    monkeypatch.setattr("sinklab.lab.studies.benchmarks.run.read_tasks", lambda settings: None)
-
-
-@pytest.mark.usefixtures("no_tasks")
-def test_table1_prints_measured_beside_published(model, monkeypatch, capsys):
-    evaluate = scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
-    monkeypatch.setattr(Evaluation, "__call__", evaluate)
-    Table1((model,), Path("out"), settings=EvalSettings(tasks=("gsm8k",))).run()
-    printed = capsys.readouterr().out
-    assert (
-        "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ "
-        "0.100 ± 0.030" in printed
-    )
-    assert "│ GSM8K │ LLaDA-8B     │ published │ 0.76 ± 0.01 " in printed
-    assert "−8.0 (−13." in printed and "inconclusive" in printed
-    assert "written: out/table1.md, out/table1.tex, out/table1.csv" in printed
-    assert sorted(path.name for path in Path("out/plain").iterdir()) == [
-        f"gsm8k-k{k}" for k in ("0", "1", "10", "5")
-    ]
-    cell = open_run("out/plain/gsm8k-k5").info.settings
-    assert (cell["new_tokens"], cell["block_length"], cell["mask_sinks"], cell["temperature"]) == (
-        256,
-        32,
-        5,
-        0.0,
-    )
-    Table1(render=(Path("out"),), out=Path("again")).run()
-    assert "0.100 ± 0.030" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     pytest.importorskip("lm_eval")
@@ -172,7 +100,6 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     assert overlap.max().to_dict() == {"held": 1.0, "paper": 0.0}
 
 
-@pytest.mark.usefixtures("no_tasks")
 def test_onetoken_prints_all_five_tables(capsys):
     settings = {"tasks": ["arc_easy"], "mask_sinks": None, "init_from": None}
     with RunWriter(

@@ -1,6 +1,4 @@
-"""Runs of every kind, killed or made to fail where they write; workers that are killed and followed
-by others.
-"""
+"""Runs of every kind, killed or made to fail where they write."""
 
 import importlib.util
 import json
@@ -24,36 +22,16 @@ SHARES = {
 WITH_HARNESS = {"eval": (0.1, 0.1), "table1": (0.01, 0.002)}
 
 
-def told(python, module, *arguments):
-    """What `main` of a module of tests prints; it forks, which this process must not."""
-    done = launch(python, "-c", f"import sys, {module} as it; it.main(*sys.argv[1:])", *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_a_run_killed_or_failed_at_a_write_goes_on_to_the_same_end(tmp_path, python):
     """All kinds in one process, which has imported what they need."""
     harness = WITH_HARNESS if importlib.util.find_spec("lm_eval") else {}
     shares = SHARES | harness
-    found = told(
-        python,
-        "small_runs",
-        tmp_path,
-        *(f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()),
-    )
+    asked = [f"{kind}={kills},{fails}" for kind, (kills, fails) in shares.items()]
+    # it forks, which this process must not
+    code = "import sys, small_runs; small_runs.main(*sys.argv[1:])"
+    done = launch(python, "-c", code, tmp_path, *asked)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     assert {kind: one["wrong"] for kind, one in found.items()} == {kind: [] for kind in shares}
     assert found["units"]["tried"] > 20 and all(one["tried"] for one in found.values()), found
-
-
-@pytest.mark.slow
-def test_workers_that_are_killed_are_followed_by_others_in_other_numbers(tmp_path, python):
-    """What comes out is the same to the last bit, however many did it: batches do not depend on who
-    makes them.
-    """
-    kinds = ["sleeping", "trace", *(["eval"] if importlib.util.find_spec("lm_eval") else [])]
-    for found in told(python, "scheduler", tmp_path, 0, *kinds):
-        assert found["apart"] == [], found["log"]
-        assert len(set(found["workers"])) == 3
-        assert any(-9 in ends for ends in found["ends"]), f"somebody was killed: {found}"
-        assert set(found["ends"][-1]) == {0}, found["log"]
