@@ -39,25 +39,6 @@ def blocked(columns_BH1S, queries):
     return columns_BH1S & rows(*queries)[:, None] & ~OWN
 
 
-@pytest.mark.parametrize("causal, heads", [(False, None), (True, (1, 3))])
-def test_lone_rows_see_themselves_alone(causal, heads):
-    model = llama(causal=causal).double()
-    with torch.no_grad(), intervene(model, LoneRows(rows=(5, 0), heads=heads)) as log:
-        ours = model(IDS).logits
-    hidden_HQS = (rows(0, 5)[:, None] & ~OWN).expand(4, 12, 12).clone()
-    for head in range(4) if heads else ():
-        hidden_HQS[head] &= head in heads
-    theirs, twin = dense(model, lambda: model(IDS).logits, lambda layer, a: hidden_HQS)
-    assert_close(ours, theirs, **EXACT)
-    some = list(heads or range(4))
-    lost = torch.stack(
-        [layer[0].masked_fill(~hidden_HQS, 0.0).sum(-1).mean(-1)[:, some] for layer in twin.before],
-        1,
-    )
-    assert_close(log.removals[0]["removed"], lost.float())
-    assert LoneRows().rows == (0,)
-
-
 def test_a_lone_row_is_the_form_of_attention_that_is_trained():
     lone, full = tiny_model(1, attention="first_alone").double(), tiny_model(1).double()
     full.load_state_dict(lone.state_dict())
@@ -146,7 +127,7 @@ def test_random_keys_of_the_same_age_stand_near():
     for _ in range(20):
         for match in places:
             draw = partial(torch.rand, generator=generator)
-            flags_BHS = Random(TopKeys(1), match).select(call.within(choice=Choice(draw=draw)))
+            flags_BHS = Random(TopKeys(1), match=match).select(call.within(choice=Choice(draw=draw)))
             assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
             places[match].append(int(flags_BHS.nonzero()[0, 2]))
     assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])

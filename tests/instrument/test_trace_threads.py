@@ -5,16 +5,13 @@ is refused.
 import copy
 import io
 import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from launched import PATIENCE
 from refusals import refused, refusing
 from sinklab.core.attention import is_watched, watching
 from sinklab.core.instrument import intervene, trace
@@ -178,29 +175,6 @@ def test_another_thread_that_traces_a_traced_model_is_refused(other_thread):
     assert len(recording.received) == 2
     assert not is_watched(model) and not any(module._forward_hooks for module in model.modules())
     other_thread(lambda: traced(lambda: None, model))
-
-
-def test_two_threads_trace_models_of_their_own_at_once():
-    """A barrier in the first layer makes both forwards be under way at the same time."""
-    models, both = (
-        [tiny_model(1, seed=seed) for seed in (0, 1)],
-        threading.Barrier(2, timeout=PATIENCE),
-    )
-
-    def received(model):
-        with trace(model) as recording:
-            for _ in range(3):
-                model(IDS)
-        return recording.array("received")
-
-    def meet(*_):
-        both.wait()
-
-    alone = [received(model) for model in models]
-    for model in models:
-        model.model.layers[0].register_forward_pre_hook(meet)
-    with ThreadPoolExecutor(2) as pool:
-        assert all(map(np.array_equal, alone, pool.map(received, models)))
 
 
 def test_a_copy_made_while_a_model_is_traced_is_another_model(other_thread):

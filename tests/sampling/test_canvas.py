@@ -35,18 +35,6 @@ def test_infill_opens_every_mask_that_is_not_padding():
     assert Canvas.infill([[9, 1]], mask_id=MASK).open_BS.tolist() == [[True, False]]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_moving_keeps_the_canvas(device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    moved = prompts([[1], []]).to(device)
-    assert {tensor.device.type for tensor in (moved.ids_BS, moved.attention_BS, moved.open_BS)} == {
-        device
-    }
-    assert moved.mask_id == MASK
-    assert torch.equal(moved.to("cpu").ids_BS, prompts([[1], []]).ids_BS)
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [

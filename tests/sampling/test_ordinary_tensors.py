@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from toy_denoiser import MASK, ToyDenoiser, prompts, seeded
+from toy_denoiser import ToyDenoiser, prompts, seeded
 
 from sinklab.core.registry import unmasking_rules
-from sinklab.core.subject import denoise, guided
-from sinklab.core.subject.denoisers import FunctionDenoiser
+from sinklab.core.subject import denoise
 
 CANVAS = prompts([[1, 2, 3], [4]], 6)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
@@ -39,15 +38,6 @@ def assert_ordinary(denoiser, **settings):
 def test_every_rule(more):
     for rule in (*unmasking_rules, lambda candidates: candidates.logits_MV[:, 3]):
         assert_ordinary(inferring, rule=rule, **more)
-
-
-def test_changed_denoisers():
-    assert_ordinary(
-        guided(FunctionDenoiser(inferring), 1.5, CANVAS.prompt_BS, MASK),
-        suppress_ids=[4],
-        text_vocabulary=19,
-        block_length=3,
-    )
 
 
 def test_logits_with_a_gradient_leave_none_behind():

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from torch.testing import assert_close
-from toy_denoiser import MASK, VOCABULARY, seeded, zeros
+from toy_denoiser import MASK, seeded, zeros
 
 from refusals import refused
 from sinklab.core.subject import (
@@ -18,8 +18,6 @@ from sinklab.lab.samplers import (
     Entropy,
     MaskgitPlus,
     Origin,
-    PositionalOrder,
-    RandomOrder,
     TopkMargin,
 )
 
@@ -65,23 +63,6 @@ def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distri
     )
 
 
-def test_temperature_shapes_dreams_scores_and_not_lladas():
-
-    logits_MV = torch.randn(6, 5, generator=seeded())
-    hot = candidates(logits_MV, seeded(), temperature=2.0)
-    assert_close(
-        MaskgitPlus()(hot), (logits_MV / 2).softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0]
-    )
-    assert_close(LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
-
-
-def test_random_order_ignores_the_logits_and_follows_the_generator():
-    first = RandomOrder()(candidates(torch.zeros(200, 3), seeded(1)))
-    assert torch.equal(first, RandomOrder()(candidates(torch.randn(200, 3), seeded(1))))
-    assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
-    refused(r"RandomOrder\(\) needs a source", RandomOrder(), candidates(torch.zeros(2, 3)))
-
-
 def test_a_rule_reads_the_text_around_the_masks():
     canvas = Canvas.from_prompts([[2, 1], [1, 1]], new_tokens=3, mask_id=MASK)
     seen = []
@@ -96,22 +77,6 @@ def test_a_rule_reads_the_text_around_the_masks():
         torch.equal(one.ids_BS, step.before_BS) for one, step in zip(seen, steps, strict=True)
     )
     assert all(torch.equal(one.open_BS, canvas.open_BS) for one in seen)
-
-
-def test_positional_order_is_one_permutation_per_row_known_from_the_start():
-
-    canvas = Canvas.from_prompts([[1]] * 300, new_tokens=5, mask_id=MASK)
-    steps, again = (
-        list(denoise(zeros, canvas, rule="positional", generator=seeded(5))) for _ in range(2)
-    )
-    for one, other in zip(steps, again, strict=True):
-        assert torch.equal(one.committed_BS, other.committed_BS)
-    assert all((step.committed_BS.sum(1) == 1).all() for step in steps)
-    order_BT = torch.stack([step.committed_BS.int().argmax(1) for step in steps], 1)
-    assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
-    # 300 of 120 permutations: all but a few must come up.
-    assert len({tuple(row) for row in order_BT.tolist()}) > 90
-    refused(r"start\(open_BS, generator\)", PositionalOrder(), candidates(torch.zeros(2, 3)))
 
 
 def test_alg_temp_draws_positions_like_successive_draws_without_replacement():
@@ -135,23 +100,6 @@ def test_alg_temp_draws_positions_like_successive_draws_without_replacement():
     # 5 degrees of freedom: 20.5 is passed once in a thousand seeds.
     assert chi_square < 20.5
     assert_close(step.confidence_BS[0], torch.tensor(confidence, dtype=torch.float64))
-
-
-def test_alg_temp_zero_takes_the_best_and_needs_no_generator():
-    canvas = Canvas.from_prompts([[1]], new_tokens=6, mask_id=MASK)
-    table_MV = torch.randn(6, VOCABULARY, generator=seeded())
-    best, cold = (
-        next(
-            denoise(
-                lambda ids_BS, wanted_BS: table_MV,
-                canvas,
-                rule=LowConfidence(alg_temp=alg_temp),
-                steps=3,
-            )
-        )
-        for alg_temp in (None, 0.0)
-    )
-    assert torch.equal(best.ids_BS, cold.ids_BS)
 
 
 def test_origin_commits_every_position_alone_with_the_probability_of_the_step():

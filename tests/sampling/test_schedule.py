@@ -79,11 +79,3 @@ def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
             committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n * (1 - 1e-5)))
             == n
         )
-
-
-def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
-
-    sure, coin = [0.0, -torch.inf], [0.0, 0.0]
-    for many in range(4):
-        logits_MV = torch.tensor([coin, *[sure] * many, coin, coin])
-        assert committed(logits_MV, rule="entropy", schedule=EntropyBound(0.0)) == many + 1

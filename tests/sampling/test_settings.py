@@ -1,6 +1,3 @@
-import dataclasses
-import json
-
 import pytest
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
@@ -46,15 +43,6 @@ def decoded(settings, **given):
 def test_names_and_numbers_become_values(settings, expected):
     values = DecodingSettings(**settings).values()
     assert expected.items() <= values.items()
-
-
-def test_settings_are_plain_data_and_come_back_from_json():
-    settings = DecodingSettings(rule="entropy:alg_temp=0.1", stop_ids=(3,), seed=4)
-    back = json.loads(json.dumps(dataclasses.asdict(settings)))
-    restored = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in back.items()
-    }
-    assert DecodingSettings(**restored) == settings
 
 
 def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():

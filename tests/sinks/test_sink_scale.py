@@ -45,24 +45,6 @@ def test_keys_seen_by_fewer_queries_keep_their_proportion():
     assert seen.tolist() == [8, 6, 4, 2]
 
 
-@pytest.mark.ring("lab")
-def test_without_counts_all_keys_or_all_positions_are_queries():
-    from sinklab.lab.analysis.counts import scored
-
-    received = np.array([[1.0, 1.0, np.nan], [3.0, 0.0, 0.0]], dtype=np.float32)
-    one = scored(received)
-    assert_array_equal(one.received, received)
-    assert one.seen_by.ravel().tolist() == [2.0, 3.0]
-    # Two added sink columns: four keys, two positions.
-    assert scored(np.ones((1, 4)), None, np.array([2])).seen_by.ravel().tolist() == [2.0]
-
-
-def test_nothing_is_copied_when_nothing_is_scaled():
-    received = np.ones((3, 4), dtype=np.float32)
-    assert even_share(received, np.full((3, 4), 4), np.full(3, 4))[0] is received
-    assert even_share(received, np.full((3, 4), 4))[0] is received
-
-
 def test_steps_that_do_not_exist_stay_away():
     received = np.full((2, 3), np.nan, dtype=np.float16)
     scaled, seen = even_share(received, np.full((2, 3), np.nan), np.array([np.nan, 0]))
