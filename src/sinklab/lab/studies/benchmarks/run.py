@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import cache
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.records import RUN_FILE, Contents, RunWriter, lost_files, open_run
-from sinklab.lab.records.writing import refuse_other
-from sinklab.lab.studies import Audience, Row, Work, as_progress, kept_record
+from sinklab.lab.records import Contents, RunWriter, open_run
+from sinklab.lab.studies import Audience, Row, Work, as_progress
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.requests import PLACE, place_of
 from sinklab.lab.studies.benchmarks.study import (
@@ -199,9 +199,8 @@ def table1(
 
     Everything that the paper states is as in the paper: blocks of 32, 256 new tokens for GSM8K and
     512 for HumanEval, one token a step, temperature 0; by the protocol "paper" the top K per layer
-    and head of step t − 1 of the masked run itself. All models are masked alike. Cells that are
-    there are left alone, and an unfinished one is continued. A model is loaded when the first of
-    its cells is to be written, and let go before the next.
+    and head of step t − 1 of the masked run itself. All models are masked alike. What is there of a
+    cell is not made again. A model is let go before the next is loaded.
 
     Args:
         models: name of a folder -> function that loads the model.
@@ -222,34 +221,19 @@ def table1(
             "what is masked differs from cell to cell: leave out mask_sinks and control, and give "
             "ks"
         )
-    progress = as_progress(progress)
-    cells = [
-        (name, folder, cell)
-        for name in models
-        for folder, cell in cells_of(Path(out) / name, settings, plan or Plan()).items()
-    ]
-    # errors of a folder or a task show before anything is scored
-    todo = [one for one in cells if not _is_scored(one[1], kept_record(one[2]))]
-    if todo:
-        read_tasks(settings)
-    for name, some in groupby(todo, lambda one: one[0]):
-        loaded = models[name]()
-        for _, folder, cell in some:
+    progress, folders = as_progress(progress), []
+    # errors of a task show before anything is scored
+    read_tasks(settings)
+    for name, loads in models.items():
+        loaded = cache(loads)
+        for folder, cell in cells_of(Path(out) / name, settings, plan or Plan()).items():
             what = "nothing blocked"
             if cell.mask_sinks:
-                keys = f"{cell.mask_sinks} {tables.key_words(cell.control, cell.protocol)}"
+                keys = f"{cell.mask_sinks} {tables.KEYS[cell.control]}"
                 what = f"protocol {cell.protocol}, {keys} blocked"
             progress.stage(f"{name}, {cell.tasks[0]}, {what}")
-            Evaluation()(loaded, folder, cell, progress=progress)
-    return [folder for _, folder, _ in cells]
-
-
-def _is_scored(folder: Path, settings: dict[str, Any]) -> bool:
-    """Whether a cell is there, whole. Raises ValueError for another run."""
-    if not (folder / RUN_FILE).is_file():
-        return False
-    info = refuse_other(folder, {"kind": Evaluation.kind, "settings": settings})
-    return info.status == "complete" and not lost_files(folder, info)
+            folders.append(Evaluation()(loaded, folder, cell, progress=progress))
+    return folders
 
 
 def cells_of(out: Path, settings: EvalSettings, plan: Plan) -> dict[Path, EvalSettings]:

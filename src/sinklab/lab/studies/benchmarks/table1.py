@@ -21,11 +21,11 @@ from sinklab.lab.reports.runs import labels
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks import tables as paper
 from sinklab.lab.studies.benchmarks.tables import (
+    KEYS,
     Benchmark,
     as_printed,
     checked,
     found_in,
-    key_words,
     signed,
 )
 
@@ -187,7 +187,7 @@ def _named(cell: Any) -> Row:
     """Task and model of a row, with the keys if these are a control."""
     model = cell["model"]
     if cell["control"] != "sinks":
-        model += f", {key_words(cell['control'], '')}"
+        model += f", {KEYS[cell['control']]}"
     return {"task": paper.TITLES.get(cell["task"], cell["task"]), "model": model}
 
 

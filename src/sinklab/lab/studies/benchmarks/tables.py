@@ -137,8 +137,7 @@ def score_sentences(run: Run) -> list[str]:
     for row in Benchmark(run).rows("doses").to_dict("records"):
         how = row["edits"]
         if row["protocol"]:
-            words = key_words(Benchmark(run).control, row["protocol"])
-            how = f"protocol {row['protocol']} ({words})"
+            how = f"protocol {row['protocol']} ({KEYS[Benchmark(run).control]})"
         line = f"{row['task']}: blocked by {how}: {from_row(row)}, on {row['documents']}"
         line += " documents"
         if row["measured"] < row["documents"]:
@@ -155,14 +154,13 @@ def score_sentences(run: Run) -> list[str]:
     return said
 
 
-def key_words(control: str, protocol: str) -> str:
-    """Name of the keys that masking blocks by a protocol ("" for any): keys that no rule has chosen
-    are not called sinks.
-    """
-    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(
-        protocol, "most attended keys"
-    )
-    return CONTROLS.get(control, f"{control} keys").format(keys=keys)
+KEYS = {
+    "sinks": "most attended keys",
+    "random": "random keys",
+    "matched": "most attended keys in heads with a control of equal mass",
+    "equal_mass": "other keys of equal mass",
+}
+"""Name of the keys that a control blocks: those that no rule has chosen are not called sinks."""
 
 
 def from_row(row: Mapping[str, Any]) -> Dose:
@@ -171,14 +169,6 @@ def from_row(row: Mapping[str, Any]) -> Dose:
     """
     known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
     return Dose({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
-
-
-CONTROLS = {
-    "sinks": "{keys}",
-    "matched": "{keys} in heads with a control of equal mass",
-    "equal_mass": "other keys of equal mass",
-}
-"""Names of controls; {keys}: those that the protocol names."""
 
 
 def signed(share: float) -> str:
