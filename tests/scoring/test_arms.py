@@ -10,7 +10,7 @@ import torch
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
-from sinklab.lab.scoring.arms import DOSE, _rows_of, arm_losses, heldout_rows
+from sinklab.lab.scoring.arms import DOSE, arm_losses, heldout_rows, together
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -97,16 +97,16 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
     assert (found.loc["none", ["keys", "held", "removed", "regrown"]] == 0).all(axis=None)
     for number, ids in enumerate(some):
         ids_1S = torch.tensor([ids])
-        rows = _rows_of(loaded, ids, "all", 1, 3, number)
+        (rows,) = together(loaded, [ids], seed=3, first=number)
 
         def loss(ids_1S=ids_1S, rows=rows):
             if family == "autoregressive":
                 logits_SV = loaded.model(ids_1S).logits[0]
                 return torch.nn.functional.cross_entropy(logits_SV[:-1], ids_1S[0, 1:])
-            noisy_1S = ids_1S.masked_fill(rows.masked_NS, loaded.model.config.mask_token_id)
+            noisy_1S = ids_1S.masked_fill(rows.masked_RS, loaded.model.config.mask_token_id)
             log_p_SV = loaded.model(noisy_1S).logits[0].log_softmax(-1)
             nats_S = -log_p_SV.gather(-1, ids_1S.T)[:, 0]
-            return (nats_S * rows.masked_NS[0]).sum() * rows.weight_N[0] / len(nats_S)
+            return (nats_S * rows.masked_RS[0]).sum() * rows.weight_R[0] / len(nats_S)
 
         with torch.no_grad():
             for arm, edits in {"none": [], **EDITS}.items():

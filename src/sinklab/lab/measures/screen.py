@@ -89,7 +89,8 @@ def screen(
     """
     found = []
     for rows in together(loaded, texts, batch=batch, **how):
-        weight_RS = rows.weight_R[:, None] * rows.read_RS / rows.read_RS.sum(1, keepdim=True)
+        read_RS = rows.read_TS[rows.text_R]
+        weight_RS = rows.weight_R[:, None] * read_RS / read_RS.sum(1, keepdim=True)
         costs = []
         for start in range(0, len(rows.places), batch):
             part = slice(start, start + batch)
@@ -101,6 +102,6 @@ def screen(
 
             costs.append(torch.stack([*first_order_costs(loaded.model, losses).values()], 1))
         costs_RLH = torch.cat(costs).double().cpu()
-        total_TLH = costs_RLH.new_zeros(len(rows.texts), *costs_RLH.shape[1:])
+        total_TLH = costs_RLH.new_zeros(len(rows.numbers), *costs_RLH.shape[1:])
         found.append(total_TLH.index_add_(0, rows.text_R, costs_RLH))
     return torch.cat(found)

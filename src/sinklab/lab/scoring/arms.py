@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,30 +133,21 @@ def read_together(
             yield tuple(numbers[start : start + most])
 
 
-class _Rows(NamedTuple):
-    """A text under all its masks."""
-
-    number: int
-    ids_NS: Tensor
-    masked_NS: Tensor
-    weight_N: Tensor
-    read_S: Tensor
-    places: list[Place]
-
-
 @dataclass(frozen=True)
 class Together:
     """Texts of one length under all their masks, a row each."""
 
     loaded: Loaded
-    texts: list[_Rows]
+    numbers: list[int]
+    """Of the texts."""
+    read_TS: Tensor
+    """Positions that count."""
+    text_R: Tensor
+    """Place of a row's text among these."""
     ids_RS: Tensor
     masked_RS: Tensor
     weight_R: Tensor
     """Weight of a row's losses in those of its text."""
-    text_R: Tensor
-    """Place of its text among `texts`."""
-    read_RS: Tensor
     places: list[Place]
 
     def nats(self, part: slice, *, gradient: bool = False) -> Tensor:
@@ -164,9 +155,9 @@ class Together:
         model is run as it is, without inference mode.
         """
         model = self.loaded.model
-        ids_BS, masked_BS, read_BS = (x[part] for x in (self.ids_RS, self.masked_RS, self.read_RS))
+        ids_BS, masked_BS = self.ids_RS[part], self.masked_RS[part]
         if self.loaded.is_diffusion:
-            return _denoised(model, ids_BS, masked_BS, read_BS, gradient)
+            return _denoised(model, ids_BS, masked_BS, self.read_TS[self.text_R[part]], gradient)
         return _continued(model, ids_BS)
 
 
@@ -182,30 +173,25 @@ def together(
 ) -> Iterator[Together]:
     """The rows of texts that share forwards, as `arm_losses` reads them."""
     for some in read_together(texts, samples, batch):
-        rows = [
-            _rows_of(loaded, texts[number], read, samples, seed, first + number) for number in some
-        ]
-        text_R = torch.cat([torch.full((len(one.places),), at) for at, one in enumerate(rows)])
+        read_TS = torch.stack([_read(loaded, texts[number], read) for number in some])
+        masks = [_masks(loaded, texts[number], seed, samples) for number in some]
+        masked_TNS, weight_TN = (torch.stack(of_texts) for of_texts in zip(*masks, strict=True))
+        text_R = torch.arange(len(some)).repeat_interleave(weight_TN.shape[1])
+        numbers = [first + number for number in some]
         yield Together(
             loaded,
-            rows,
-            ids_RS=torch.cat([one.ids_NS for one in rows]),
-            masked_RS=torch.cat([one.masked_NS for one in rows]),
-            weight_R=torch.cat([one.weight_N for one in rows]),
-            text_R=text_R,
-            read_RS=torch.stack([one.read_S for one in rows])[text_R],
-            places=[place for one in rows for place in one.places],
+            numbers,
+            read_TS,
+            text_R,
+            ids_RS=torch.tensor([texts[number] for number in some])[text_R],
+            masked_RS=masked_TNS.flatten(0, 1),
+            weight_R=weight_TN.flatten(),
+            places=[(seed, *one) for one in product(numbers, range(weight_TN.shape[1]))],
         )
 
 
-def _rows_of(
-    loaded: Loaded,
-    ids: Sequence[int],
-    read: str | Sequence[int],
-    samples: int,
-    seed: int,
-    number: int,
-) -> _Rows:
+def _read(loaded: Loaded, ids: Sequence[int], read: str | Sequence[int]) -> Tensor:
+    """Positions of a text that count, bool (S,). Raises ValueError if there is none."""
     scored_S = scored_tokens(loaded, ids)
     read_S = positions_read(read, len(ids)) & scored_S
     if not read_S.any():
@@ -213,22 +199,18 @@ def _rows_of(
             f"read={read!r} leaves nothing of a text of {len(ids)} tokens, of which "
             f"{int(scored_S.sum())} are scored: a first token, or [CLS] and [SEP], are given"
         )
-    masked_NS, weight_N = torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1).double()
-    if loaded.is_diffusion:
-        masked_NS, weight_N = _masks(loaded, ids, scored_S, seed, samples)
-    ids_NS = torch.tensor(ids).expand(masked_NS.shape)
-    places: list[Place] = [(seed, number, mask) for mask in range(len(masked_NS))]
-    return _Rows(number, ids_NS, masked_NS, weight_N, read_S, places)
+    return read_S
 
 
 class _Total:
     """Sums over the rows of some texts under one arm."""
 
-    def __init__(self, rows: list[_Rows]) -> None:
-        self.nats_TS = torch.zeros(len(rows), len(rows[0].read_S), dtype=torch.float64)
-        self.doses = {name: torch.zeros(2, len(rows), dtype=torch.float64) for name in DOSE}
-        self.shares = {name: torch.zeros(len(rows)) for name in ("regrown", "strongest", "strong")}
-        self.grown_at: list[list[int]] = [[] for _ in rows]
+    def __init__(self, read_TS: Tensor) -> None:
+        texts = len(read_TS)
+        self.nats_TS = torch.zeros(read_TS.shape, dtype=torch.float64)
+        self.doses = {name: torch.zeros(2, texts, dtype=torch.float64) for name in DOSE}
+        self.shares = {name: torch.zeros(texts) for name in ("regrown", "strongest", "strong")}
+        self.grown_at: list[list[int]] = [[] for _ in read_TS]
         self.is_edited = False
 
     def add(
@@ -286,7 +268,7 @@ def _measured(
 ) -> list[list[ArmLoss]]:
     """Texts of one length under all arms, read together."""
     loaded = rows.loaded
-    totals = {name: _Total(rows.texts) for name in edits}
+    totals = {name: _Total(rows.read_TS) for name in edits}
     for start in range(0, len(rows.places), batch):
         part = slice(start, start + batch)
         clean: list[Tensor] = []
@@ -310,18 +292,19 @@ def _measured(
             raise ValueError(
                 f"{loaded.name} gave NaN logits under the arm {name!r}; try another dtype"
             )
+    masks = len(rows.places) // len(rows.numbers)
     return [
         [
             ArmLoss(
                 name,
-                one.number,
-                one.read_S.nonzero()[:, 0].numpy(),
-                total.nats_TS[text][one.read_S].numpy(),
-                total.about(text, len(one.places), is_clean=not edits[name]),
+                number,
+                read_S.nonzero()[:, 0].numpy(),
+                total.nats_TS[text][read_S].numpy(),
+                total.about(text, masks, is_clean=not edits[name]),
             )
             for name, total in totals.items()
         ]
-        for text, one in enumerate(rows.texts)
+        for text, (number, read_S) in enumerate(zip(rows.numbers, rows.read_TS, strict=True))
     ]
 
 
@@ -401,17 +384,18 @@ def scored_tokens(loaded: Loaded, ids: Sequence[int]) -> Tensor:
     return scored_S
 
 
-def _masks(
-    loaded: Loaded, ids: Sequence[int], scored_S: Tensor, seed: int, samples: int
-) -> tuple[Tensor, Tensor]:
+def _masks(loaded: Loaded, ids: Sequence[int], seed: int, samples: int) -> tuple[Tensor, Tensor]:
     """Random masks of a text (N, S) and their weights (N,), so that the weighted losses of masked
-    tokens add up to the bound.
+    tokens add up to the bound; of an autoregressive model one without masks.
     """
+    if not loaded.is_diffusion:
+        return torch.zeros(1, len(ids), dtype=torch.bool), torch.ones(1, dtype=torch.float64)
+    scored_S = scored_tokens(loaded, ids)
     # the group of `rolling`, so that the masks are those of `LM.loss`
     group = digest(without_closing(loaded.model, ids), (0,))
     settings = LikelihoodSettings(samples=samples, seed=seed)
     plan = monte_carlo(int(scored_S.sum()), group, settings, merge=False)
-    masked_NS = torch.zeros(len(plan.masked_NL), len(scored_S), dtype=torch.bool)
+    masked_NS = torch.zeros(samples, len(ids), dtype=torch.bool)
     masked_NS[:, scored_S] = plan.masked_NL
     return masked_NS, torch.as_tensor(plan.weights_n) / samples
 
