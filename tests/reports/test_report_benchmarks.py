@@ -105,7 +105,7 @@ def test_each_masked_score_has_its_dose_and_protocols_are_columns(tmp_path):
     piqa(tmp_path / "2r", 90, 0, ("k", 2), ("protocol", "rule"), **none)
     numbers = numbers_of(tmp_path)
     text = table1_text(numbers)
-    assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean"]
+    assert list(text.columns) == ["task", "model", "source", "none", "2, clean", "2, rule"]
     # likelihoods know the clean pass alone, whatever was asked for
     assert text["2, clean"][0] == "0.300 ± 0.046"
     cells = lost_text(numbers).set_index("masked")

@@ -101,18 +101,9 @@ def test_a_sample_that_masks_nothing_counts_as_nothing():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (
-            {"estimator": "montecarlo"},
-            r"estimator must be one of .*, but is 'montecarlo'; did you mean 'monte_carlo'\?",
-        ),
-        (
-            {"noise": "lada"},
-            r"noise must be one of llada, smdm, but is 'lada'; did you mean 'llada'\?",
-        ),
+        ({"estimator": "montecarlo"}, "estimator must be one of .*did you mean 'monte_carlo'"),
+        ({"noise": "lada"}, "noise must be one of llada, smdm, but is 'lada'"),
         ({"samples": 0}, "samples must be at least 1, but is 0"),
-        ({"batch": -1}, "batch must be at least 1, but is -1"),
-        ({"batch": 2.0}, "batch must be a whole number, but is 2.0"),
-        ({"seed": -1}, "seed must be .* -1"),
         ({"cfg_scale": -0.5}, "cfg_scale must be at least 0 and finite, but is -0.5"),
     ],
 )

@@ -107,20 +107,6 @@ def test_choices_of_one_context_share_noise_when_no_groups_are_given():
         assert other.logprob != pytest.approx(one.logprob)
 
 
-def test_sums_are_as_exact_as_float32_logits_allow():
-    loaded, settings = tiny_loaded(1), LikelihoodSettings(samples=16)
-    single = score(loaded, REQUESTS, settings)
-    loaded.model.double()
-    double = score(loaded, REQUESTS, settings)
-    for one, two in zip(single, double, strict=True):
-        assert one.logprob == pytest.approx(two.logprob, rel=1e-5)
-        assert one.stderr == pytest.approx(two.stderr, rel=1e-4)
-    half = tiny_loaded(1)
-    half.model.to(torch.bfloat16)
-    for one, two in zip(score(half, REQUESTS, settings), double, strict=True):
-        assert one.logprob == pytest.approx(two.logprob, rel=0.1)
-
-
 def greedy_requests(loaded, cfg_scale, highest=270):
     """What decoding writes, and the same with another last token, by turns."""
     requests = []

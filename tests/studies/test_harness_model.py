@@ -57,7 +57,7 @@ def ids(loaded, text):
 
 
 @pytest.mark.parametrize(
-    "specs", [(), ("block_keys:keys=top:k=2",), ("block_keys:keys=random:like=top:k=2",)]
+    "specs", [("block_keys:keys=top:k=2",), ("block_keys:keys=random:like=top:k=2",)]
 )
 @pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
 def test_choices_are_scored_under_the_same_noise(make, specs):
@@ -203,15 +203,9 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
             {"mask_snks": 2},
             "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
         ),
-        ({"edits": "mask_snks:k=2"}, "intervention must be .*'mask_snks'"),
-        ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         (
             {"control": "random"},
             "control=random says which keys are blocked and how, but mask_sinks is not given",
-        ),
-        (
-            {"mask_sinks": 1, "sink_rule": "exces"},
-            "sink rule must be .*'exces'; did you mean 'excess'",
         ),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"tasks": ""}, "at least one task"),

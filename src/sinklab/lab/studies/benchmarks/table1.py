@@ -15,7 +15,6 @@ import pandas as pd
 from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
 from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import MATCHED
-from sinklab.lab.measures.names import ARMS, PROTOCOLS
 from sinklab.lab.reports import Printed, percent, write_printed
 from sinklab.lab.reports.runs import labels
 from sinklab.lab.studies import Row
@@ -48,7 +47,7 @@ def read_cells(benchmarks: Iterable[Benchmark]) -> tuple[pd.DataFrame, pd.DataFr
     """Scored tasks of runs, a row each, and their answers, a row each: ``right`` by question.
 
     A cell is named by task, model, protocol, control and k. The protocol is "" if nothing is
-    blocked. The paper's tasks come first, models as they come, sinks before their controls.
+    blocked.
 
     Raises:
         ValueError: if two runs are the same cell.
@@ -63,23 +62,11 @@ def read_cells(benchmarks: Iterable[Benchmark]) -> tuple[pd.DataFrame, pd.DataFr
             cell, right = _cell(one, task)
             cells.append({"task": task, "model": names[one.alike]} | cell)
             answers.append(right.assign(**{name: cells[-1][name] for name in CELL}))
-    tasks = [*dict.fromkeys([*paper.TITLES, *(cell["task"] for cell in cells)])]
-    order = [tasks, [*names.values()], ["", *PROTOCOLS], [*ARMS]]
-
-    def place(cell: Row) -> list[int]:
-        task, model, protocol, control = (
-            some.index(cell[name]) for some, name in zip(order, CELL, strict=False)
-        )
-        return [task, model, control, cell["k"], protocol]
-
-    found = pd.DataFrame(sorted(cells, key=place))
+    found = pd.DataFrame(cells).sort_values(["task", "model", "k"], ignore_index=True)
     twice = found[found.duplicated(CELL, keep=False)]
     if len(twice):
-        one, other = twice.drop_duplicates(CELL), twice[twice.duplicated(CELL)]
-        raise ValueError(
-            f"{one['run'].iloc[0]} and {other['run'].iloc[0]} both hold {one['task'].iloc[0]} of "
-            f"{one['model'].iloc[0]}, {dict(one[KEY].iloc[0])}; read one of them"
-        )
+        task, model, *key, run, other = [*twice.iloc[0][[*CELL, "run"]], twice["run"].iloc[1]]
+        raise ValueError(f"{run} and {other} both hold {task} of {model}, {key}; read one of them")
     return found, pd.concat(answers, ignore_index=True)
 
 
@@ -179,7 +166,7 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             _named(cell) | {"source": cell["source"], "column": _masked(cell), "text": text}
         )
-    columns = numbers.sort_values("k", kind="stable").apply(_masked, axis=1).unique()
+    columns = numbers.sort_values(["k", "protocol"]).apply(_masked, axis=1).unique()
     return as_printed(pd.DataFrame(rows), ["task", "model", "source"], columns)
 
 
