@@ -86,10 +86,13 @@ class Report(Command):
             rule = rules.parse(self.sink_rule)
         opened = _opened(self.runs)
         read = as_shown(opened, rule=rule)
+        is_study = read[0].kind == "study"
+        with working():
+            _ = [one.answers for one in read if is_study]
+        if is_study:
+            tell_answers(read)
         with working():
             page = build(read, self.out, tables=self.tables)
-        if read[0].kind == "study":
-            tell_answers(read)
         say(f"report: {page}")
 
 

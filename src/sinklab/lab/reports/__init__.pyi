@@ -24,7 +24,6 @@ from .tables import TABLES as TABLES
 from .tables import TRAINING_TABLES as TRAINING_TABLES
 from .tables import compare as compare
 from .tables import table as table
-from .tables import write_tables as write_tables
 from .training import Training as Training
 from .words import number as number
 from .words import percent as percent

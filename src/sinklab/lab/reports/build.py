@@ -3,7 +3,7 @@
 import io
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +15,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sinklab.core.sinks import DEFAULT, Rule
-from sinklab.lab.analysis import Answers, holm
+from sinklab.lab.analysis import Answers
 from sinklab.lab.analysis.answers import QUESTIONS
+from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
@@ -26,13 +27,12 @@ from sinklab.lab.reports.figures import typical_head
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
 from sinklab.lab.reports.runs import Runs, as_shown
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.reports.study import Study, contrast_of
+from sinklab.lab.reports.study import Study
 from sinklab.lab.reports.style import THEMES, asset
 from sinklab.lab.reports.tables import (
     compare,
-    measures_table,
-    outcome_table,
     over_seeds,
+    tables_of,
     write_tables,
 )
 from sinklab.lab.reports.training import Training
@@ -77,6 +77,8 @@ UNUSED = re.compile(
 the page
 """
 
+Tables = Mapping[str, Mapping[str, pd.DataFrame]]
+"""`tables_of` the runs"""
 Part = dict[str, Any]
 """A part of the page below the explorer: anchor, cards, title, how."""
 
@@ -132,12 +134,13 @@ def report(
         )
     readers = as_shown(runs, rule=rule)
     # The runs are read first: damaged ones leave no folder behind.
-    content = _content(readers, int(ARRAYS * megabytes * 1e6))
+    found = tables_of(readers)
+    content = _content(readers, found, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / "tables"):
         remove_half_written(place)
-    written = write_tables(readers, folder / "tables") if tables else []
+    written = write_tables(found, folder / "tables") if tables else []
     page = _templates().get_template("page.jinja").render(content, written=len(written))
     write_text(folder / "report.html", page.lstrip())
     return folder / "report.html"
@@ -153,7 +156,13 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
     return [study.answers for study in studies], contrast_of(studies)
 
 
-def _content(runs: list[Any], budget: int) -> dict[str, Any]:
+def contrast_of(studies: Iterable[Study]) -> str:
+    """How the models of a page differ, in one sentence; empty for one."""
+    recorded = [study for study in studies if study.layers]
+    return contrast([(study.answers, study.measured.motion.mobility_S) for study in recorded])
+
+
+def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
     """Everything that page.jinja shows; ``budget``: characters of the arrays of each study."""
     kind = runs[0].kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
@@ -162,8 +171,12 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     content |= {"status": [*map(_status, runs)], "allowed": "'none'"}
     content["version"] = runs[0].run.info.versions.get("sinklab", "")
     is_study = isinstance(runs[0], Study)
-    parts = _parts_of_studies(runs) if is_study else [_part("outcome", [_outcome(runs)])]
-    parts.append(_part("runs", [_what_was_run(run) for run in runs]))
+    made = _part("runs", [_what_was_run(run) for run in runs])
+    if is_study:
+        parts = _parts_of_studies(runs, tables)
+        parts.insert(-1, _part("statistics", _statistics(runs)))
+    else:
+        parts = [_part("outcome", [_outcome(runs, tables["outcome"])])]
     titles = words("figures")[kind]
     names = [*titles, *(PICTURES.values() if is_study else ())]
     drawn = {name: svg_of(name, runs) for name in counted("drawing", names, len(names))}
@@ -175,7 +188,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     parts.insert(0 if is_study else 1, _part("measured", figures))
     if is_study:
         content |= _explored(runs, budget, drawn)
-    return content | {"parts": [part for part in parts if part["cards"]]}
+    return content | {"parts": [part for part in [*parts, made] if part["cards"]]}
 
 
 def _status(run: Any) -> str:
@@ -197,56 +210,59 @@ def _status(run: Any) -> str:
     return " ".join(said)
 
 
-def _notes(study: Study) -> list[str]:
-    """How a study has to be read, where that is not plain."""
+def _notes(studies: list[Study]) -> list[str]:
+    """How studies have to be read, where that is not plain."""
     said = []
-    if study.layers and study.rule != DEFAULT:
-        said.append(f"The sink rule of {study.label} is {study.rule_words}.")
-    if study.layers and study.reading == SO_FAR:
-        said.append(
-            f"Attention in {study.label} is the mean weight that all queries so far give a key; "
-            "keys that fewer than max(8, S/3) of the S queries see are left out."
-        )
+    for study in studies:
+        if study.layers and study.rule != DEFAULT:
+            said.append(f"The sink rule of {study.label} is {study.rule_words}.")
+        if study.layers and study.reading == SO_FAR:
+            said.append(
+                f"Attention in {study.label} is the mean weight that all queries so far give a "
+                "key; keys that fewer than max(8, S/3) of the S queries see are left out."
+            )
     return said
 
 
 def _explored(studies: list[Study], budget: int, drawn: dict[str, str]) -> dict[str, Any]:
     """Content that a page of studies alone has: three cards, the comparison, the explorer."""
-    data = payload(studies, budget)
-    explored = {run["label"]: run["shown"] for run in data["runs"] if run["samples"]}
+    story = [_answered(question, studies, drawn) for question in QUESTIONS]
+    notes, data = _notes(studies), payload(studies, budget)
     shown = [
-        f"{label}: {words}" if len(studies) > 1 else words for label, words in explored.items()
+        f"{run['label']}: {run['shown']}" if len(studies) > 1 else run["shown"]
+        for run in data["runs"]
+        if run["samples"]
     ]
-    shown += [note for study in studies for note in _notes(study)]
     return {
-        "story": [_answered(question, studies, [*explored], drawn) for question in QUESTIONS],
+        "story": story,
         "contrast": contrast_of(studies),
-        "explored": " ".join(shown) if explored else "",
+        "explored": " ".join([*shown, *notes]) if shown else "",
         "allowed": f"'sha256-{script_hash()}'",
         "script": f"{data_block(data)}\n<script>{script()}</script>",
     }
 
 
-def _answered(
-    question: str, studies: list[Study], shown: list[str], drawn: dict[str, str]
-) -> dict[str, Any]:
+def _answered(question: str, studies: list[Study], drawn: dict[str, str]) -> dict[str, Any]:
     """One of the three cards that open the page: the answer of each run, word for word that of
     `Study.answers`, and a picture if one can be drawn.
 
     Args:
         question: one of `QUESTIONS`.
         studies: the runs.
-        shown: labels of those in the explorer.
         drawn: figures as SVG, by name.
     """
     name, title = PICTURES[question], QUESTIONS[question]
-    link, explored = name, [run for run in studies if run.label in shown][:2]
+    # those in the explorer
+    explored = [run for run in studies if run.layers and run.sample(run.recorded[0]).has_attention][
+        :2
+    ]
+    link = name
     if question != "cost" and explored:
         # the heads that the picture shows, or those of the strongest sinks
         views = []
-        for run in explored:
+        for place, run in enumerate(explored):
             head = typical_head(run) if question == "stay" else run.measured.strongest
-            views.append((shown.index(run.label), *head))
+            views.append((place, *head))
         fields = zip(("run", "layer", "head"), zip(*views, strict=True), strict=True)
         link = "&".join(f"{field}={','.join(map(str, at))}" for field, at in fields)
     said = [
@@ -261,34 +277,39 @@ def _part(anchor: str, cards: Iterable[Card]) -> Part:
     return {"anchor": anchor, "how": "", "cards": [*cards]} | words("parts")[anchor]
 
 
-def _parts_of_studies(studies: list[Study]) -> list[Part]:
+def _parts_of_studies(studies: list[Study], tables: Tables) -> list[Part]:
     recorded = [study for study in studies if study.layers]
-    # corrected for all that stand on the page
-    verdicts = iter(holm([one for study in recorded for one in study.verdicts]))
-    numbers, tokens, rules, statistics = [], [], [], []
+    numbers, tokens, rules = [], [], []
     if len(recorded) == 2:
         frame = _spans(compare(*recorded), "95 % interval of the difference")
         numbers.append(Card("Side by side", tables=[("", frame)]))
     for study in recorded:
-        judged = [next(verdicts) for _ in study.verdicts]
-        numbers.append(Card(study.label, tables=[("", _spans(measures_table(study, judged)))]))
-        named = study.measured.rules.set_index("rule")[[*RULES]].rename(columns=RULES)
+        frame = tables["measures"][study.label]
+        numbers.append(Card(study.label, tables=[("", _spans(frame))]))
+        named = tables["rules"][study.label].set_index("rule")[[*RULES]].rename(columns=RULES)
         rules.append(Card(study.label, tables=[("", _cells(_percents(named)))]))
         if study.measured.sink_tokens is not None:
             tokens.append(Card(study.label, tables=_token_tables(study)))
-        for name in study.measured.statistics["statistic"].unique():
-            title = f"{study.label}: {name}" if len(studies) > 1 else name
-            svg = svg_of("statistics", study, only=name)
-            place = f"statistic-{len(statistics) + 1}"
-            drawn = placed(svg, place, f"{title} by layer and step")
-            statistics.append(Card(title, place, picture=drawn))
     return [
         _part("numbers", numbers),
         _part("tokens", tokens),
         _part("rules", rules),
-        _part("statistics", statistics),
         _part("text", [Card(run.label, texts=_texts(run)) for run in studies]),
     ]
+
+
+def _statistics(studies: list[Study]) -> list[Card]:
+    """A card for every recorded statistic that no figure of its own shows, those of plug-ins among
+    them.
+    """
+    cards: list[Card] = []
+    for study in studies:
+        for name in study.measured.statistics["statistic"].unique():
+            title = f"{study.label}: {name}" if len(studies) > 1 else name
+            place, svg = f"statistic-{len(cards) + 1}", svg_of("statistics", study, only=name)
+            drawn = placed(svg, place, f"{title} by layer and step")
+            cards.append(Card(title, place, picture=drawn))
+    return cards
 
 
 def _spans(frame: pd.DataFrame, title: str = "95 % interval") -> pd.DataFrame:
@@ -345,7 +366,7 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
     """Texts written for every prompt, under each number of blocked sinks: a list of rows per
     sample.
     """
-    frame = study.generations
+    frame = study.table("generations")
     if frame is None:
         return []
     frame = frame.reindex(columns=["sample", "prompt", "completion", "idle"])
@@ -353,10 +374,10 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
     return [rows.to_dict("records") for _, rows in frame.groupby("sample", sort=True)]
 
 
-def _outcome(trainings: list[Training]) -> Card:
-    outcome = pd.concat([outcome_table(run).assign(run=run.label) for run in trainings])
-    outcome = outcome.set_index("run").reindex(columns=[*OUTCOME]).rename(columns=OUTCOME)
-    tables = [("", _cells(outcome))]
+def _outcome(trainings: list[Training], outcome: Mapping[str, pd.DataFrame]) -> Card:
+    rows = pd.concat(outcome, names=["run"]).droplevel(1)
+    rows = rows.reindex(columns=[*OUTCOME]).rename(columns=OUTCOME)
+    tables = [("", _cells(rows))]
     against = over_seeds(trainings)
     if len(against):
         tables.append(("", _cells(against.set_index("variant"))))

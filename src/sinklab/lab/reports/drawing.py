@@ -84,7 +84,7 @@ class Figure:
         kinds = self.kind.split()
         if readers[0].run.info.kind not in kinds:
             as_shown(readers, kinds[0])
-        able = [run for run in readers if run.has(self.needs)]
+        able = [run for run in readers if _has(run, self.needs)]
         if not able:
             raise lacking(readers[0].run.path, NEEDS[self.needs])
         with themed():
@@ -92,6 +92,12 @@ class Figure:
             numbers = self.draw(able[0] if self.alone else able, axes, **options)
             finish(axes, grow=ax is None)
         return axes, numbers
+
+
+def _has(run: Any, name: str) -> bool:
+    """Whether an attribute has anything in it; always for no name."""
+    found = getattr(run, name, None) if name else name
+    return found is not None and (not name or len(found) > 0)
 
 
 def lacking(path: Path, needs: str) -> NotRecorded:

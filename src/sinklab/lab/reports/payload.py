@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sinklab.lab.analysis.movement import at_key
 from sinklab.lab.analysis.tokens import AGES
@@ -116,7 +117,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     # As many samples as can have their maps and some keys of every head; each gets an equal part of
     # the rest.
     fits = 1
-    written = study.generations
+    written = study.table("generations")
     finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
     for place in study.recorded[:MOST_SAMPLES]:
         sample = study.sample(place)
@@ -248,11 +249,28 @@ def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray) -> tuple[dict[str, Any]
     return pack(scale.encode(norms_LTK), norms_LTK.shape[-1]), scale
 
 
+def _blocked_keys(study: Study, sample: Sample, steps: Any) -> np.ndarray:
+    """Keys that edits blocked in a sample, (4, N): places of their layers, heads and steps
+    among the recorded layers and heads and these steps, and their numbers. None if they were
+    not written down.
+    """
+    rows = study.table("removals")
+    if rows is None or "key_list" not in rows:
+        return np.zeros((4, 0), int)
+    rows = rows[rows["sample"] == sample.index].explode("key_list").dropna(subset="key_list")
+    # under guidance the first of two forwards a step was watched
+    step = rows["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
+    axes = ((study.layers, rows["layer"]), (study.heads, rows["head"]), (steps, step))
+    places = [pd.Index(there).get_indexer(numbers) for there, numbers in axes]
+    found_4N = np.array([*places, rows["key_list"].astype(int)])
+    return found_4N[:, (found_4N >= 0).all(0)]
+
+
 def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: float) -> None:
     """Keys that the run's edits blocked in each head, if they fit: 1 + their numbers, rising,
     padded with 0.
     """
-    *place_3N, key_N = study.blocked_keys(sample, content["steps"])
+    *place_3N, key_N = _blocked_keys(study, sample, content["steps"])
     if not len(key_N):
         return
     shape = (len(study.layers), len(study.heads), len(content["steps"]))
@@ -323,7 +341,7 @@ def facts_of(study: Study) -> dict[str, Any]:
     """Facts of one run for the explorer, beside the arrays of its samples."""
     about: dict[str, Any] = {
         "label": study.label,
-        "family": study.family,
+        "family": study.run.info.model.get("family", "diffusion"),
         "added": study.sink_count,
     }
     edits = study.run.info.settings.get("edits", ())

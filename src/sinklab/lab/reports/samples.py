@@ -199,8 +199,6 @@ class Sample:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Numbers of steps, layers, heads and keys."""
-        if self.has_attention:
-            return self.run.shape(self.attention, "received", self.index)
         return (*self.facts["main"].shape, self.visible_TK.shape[1])
 
     def scored(self) -> Iterator[Scored]:

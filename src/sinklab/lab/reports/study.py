@@ -4,22 +4,14 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import pandas as pd
 
 from sinklab.core.sinks import DEFAULT, Rule
-from sinklab.lab.analysis import (
-    Verdict,
-    holm,
-    masking_cost,
-    ninety_six,
-    start_only,
-)
 from sinklab.lab.analysis.answers import (
     Answer,
     Answers,
@@ -28,7 +20,6 @@ from sinklab.lab.analysis.answers import (
     fewest,
     stays,
 )
-from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import Run
@@ -71,11 +62,6 @@ class Reader:
     def causal_steps(self) -> int:
         """Steps of a causal warm start; 0 without one."""
         return 0
-
-    def has(self, name: str) -> bool:
-        """Whether an attribute has anything in it; always for no name."""
-        found: Any = getattr(self, name, None) if name else True
-        return found is True or (found is not None and len(found) > 0)
 
     def table(self, name: str) -> pd.DataFrame | None:
         """A table of the run, None when it was not written or is empty."""
@@ -120,32 +106,11 @@ class Study(Reader):
     kind: ClassVar[str] = "study"
 
     @cached_property
-    def family(self) -> str:
-        """ "diffusion" or "autoregressive"."""
-        return str(self.run.info.model.get("family", "diffusion"))
-
-    @cached_property
     def reading(self) -> str:
         """Queries whose attention it has: "all queries", or "all queries so far" of an
         autoregressive text.
         """
         return reading_of(self.run.info)
-
-    def blocked_keys(self, sample: Sample, steps: Any) -> np.ndarray:
-        """Keys that edits blocked in a sample, (4, N): places of their layers, heads and steps
-        among the recorded layers and heads and these steps, and their numbers. None if they were
-        not written down.
-        """
-        rows = self.table("removals")
-        if rows is None or "key_list" not in rows:
-            return np.zeros((4, 0), int)
-        rows = rows[rows["sample"] == sample.index].explode("key_list").dropna(subset="key_list")
-        # under guidance the first of two forwards a step was watched
-        step = rows["forward"] / (2 if self.run.info.settings.get("cfg_scale") else 1)
-        axes = ((self.layers, rows["layer"]), (self.heads, rows["head"]), (steps, step))
-        places = [pd.Index(there).get_indexer(numbers) for there, numbers in axes]
-        found_4N = np.array([*places, rows["key_list"].astype(int)])
-        return found_4N[:, (found_4N >= 0).all(0)]
 
     @property
     def rule_words(self) -> str:
@@ -217,11 +182,6 @@ class Study(Reader):
         return self.measured.each[axis]
 
     @cached_property
-    def generations(self) -> pd.DataFrame | None:
-        """Columns sample, prompt, completion, and others that the run noted; None for a control."""
-        return None if self.twin else self.table("generations")
-
-    @cached_property
     def cost(self) -> pd.DataFrame | None:
         """Cost of blocked keys, of the masking curve beside the run; None without one.
 
@@ -247,23 +207,6 @@ class Study(Reader):
             for place in counted("reading samples", self.recorded, len(self.recorded))
         ]
         return Measured(found, self.layers, self.heads, self.rule)
-
-    @cached_property
-    def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement; those not measured hold None.
-
-        They are corrected for their number (``holm``). The cost of blocking keys is that of the
-        fewest blocked sinks (one, in a curve with the usual settings), over rows of held-out text.
-        """
-        found = [start_only(self.measured.events_NS)]
-        if self.cost is None:
-            found.append(masking_cost([], []))
-        else:
-            clean, arms = fewest(self.cost)
-            found.append(masking_cost(clean["losses"], arms["losses"]["top"]))
-        if self.layers:
-            found.append(ninety_six(self.measured.filtered_N))
-        return holm(found)
 
     @cached_property
     def answers(self) -> Answers:
@@ -349,12 +292,6 @@ def command_of(study: Study, command: str, python: str) -> str:
     if model.get("wrapped"):
         return python
     return f"sinklab {command} --model {shlex.quote(str(model.get('name', 'MODEL')))}"
-
-
-def contrast_of(studies: Iterable[Study]) -> str:
-    """How the models of a page differ, in one sentence; empty for one."""
-    recorded = [study for study in studies if study.layers]
-    return contrast([(study.answers, study.measured.motion.mobility_S) for study in recorded])
 
 
 def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:

@@ -1,6 +1,6 @@
 """The numbers of runs as tables, in memory and as files, and of two runs side by side."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
-from sinklab.lab.analysis import mean_over
+from sinklab.lab.analysis import Verdict, holm, masking_cost, mean_over, ninety_six, start_only
+from sinklab.lab.analysis.answers import fewest
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
-from sinklab.lab.analysis.verdicts import Verdict
 from sinklab.lab.analysis.words import CONTROLS
 from sinklab.lab.records import Run
 from sinklab.lab.reports.measured import THREE
@@ -96,6 +96,22 @@ def classes_table(study: Study) -> pd.DataFrame:
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
+def verdicts_of(study: Study) -> list[Verdict]:
+    """The failure signatures and the 96 % statement; those not measured hold None.
+
+    They are corrected for their number (``holm``). The cost of blocking keys is that of the fewest
+    blocked sinks (one, in a curve with the usual settings), over rows of held-out text.
+    """
+    losses: Any = [], []
+    if study.cost is not None:
+        clean, arms = fewest(study.cost)
+        losses = clean["losses"], arms["losses"]["top"]
+    found = [start_only(study.measured.events_NS), masking_cost(*losses)]
+    if study.layers:
+        found.append(ninety_six(study.measured.filtered_N))
+    return holm(found)
+
+
 def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> pd.DataFrame:
     """Measures, a row each, and the verdicts: measure, value, low and high (the ends of
     the 95 % interval over samples, the jackknife's), the value of each control, and verdict.
@@ -109,12 +125,13 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
     frame = frame.dropna(subset="value").join(_intervals(study))
     frame["verdict"] = pd.Series(_verdicts(study), dtype=object)
     rows = [{"measure": name, **row} for name, row in frame.to_dict("index").items()]
-    for place, one in enumerate(study.verdicts if verdicts is None else verdicts):
+    others = {name: verdicts_of(twin) for name, twin in controls.items()}
+    for place, one in enumerate(verdicts or verdicts_of(study)):
         row: dict[str, Any] = {"measure": f"{one.name} (above {100 * one.threshold:g} %), %"}
         found = [one.estimate.value, *one.estimate.interval]
         row |= dict(zip(("value", "low", "high"), np.multiply(100, found).tolist(), strict=True))
         row["verdict"] = VERDICTS[one.signature][one.holds]
-        row |= {name: 100 * twin.verdicts[place].estimate.value for name, twin in controls.items()}
+        row |= {name: 100 * others[name][place].estimate.value for name in controls}
         rows.append(row)
     columns = ["measure", "value", "low", "high", *controls, "verdict"]
     return pd.DataFrame(rows, columns=columns).fillna({"verdict": ""})
@@ -175,23 +192,33 @@ def table(run: Runs, name: str) -> pd.DataFrame:
     return pd.DataFrame() if found is None else found
 
 
-def write_tables(runs: Runs, folder: str | Path, names: Iterable[str] | None = None) -> list[Path]:
-    """Write the tables of some runs, NAME.csv each, with the run in the first column.
-
-    ``names``: all that there are of runs of this kind, when left out. A table that no run has
-    anything for is not written. Returns the paths. Raises ValueError for unknown names.
+def tables_of(readers: Sequence[Any]) -> dict[str, dict[str, pd.DataFrame]]:
+    """All tables of some runs by name and label of the run, but for those without rows; verdicts
+    are corrected for the number of all of them.
     """
-    readers, target = as_shown(runs), Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    written = []
-    known = TRAINING_TABLES if isinstance(readers[0], Training) else TABLES
-    for name in known if names is None else names:
-        parts = {run.label: table(run, name) for run in readers}
-        parts = {label: part for label, part in parts.items() if len(part)}
-        if parts:
-            whole = pd.concat(parts, names=["run"]).reset_index("run")
-            written.append(write_csv(target / f"{name}.csv", whole))
-    return written
+    names = TRAINING_TABLES if isinstance(readers[0], Training) else TABLES
+    found = {name: {run.label: table(run, name) for run in readers} for name in names}
+    if "measures" in found:
+        verdicts = {run.label: verdicts_of(run) for run in readers}
+        judged = iter(holm([one for each in verdicts.values() for one in each]))
+        found["measures"] = {
+            run.label: measures_table(run, [next(judged) for _ in verdicts[run.label]])
+            for run in readers
+        }
+    parts = {
+        name: {label: frame for label, frame in by_run.items() if len(frame)}
+        for name, by_run in found.items()
+    }
+    return {name: by_run for name, by_run in parts.items() if by_run}
+
+
+def write_tables(tables: Mapping[str, Mapping[str, pd.DataFrame]], folder: Path) -> list[Path]:
+    """Write `tables_of` some runs, NAME.csv each, with the run in the first column; the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        write_csv(folder / f"{name}.csv", pd.concat(by_run, names=["run"]).reset_index("run"))
+        for name, by_run in tables.items()
+    ]
 
 
 def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
@@ -231,9 +258,10 @@ def _intervals(study: Study, other: Study | None = None) -> pd.DataFrame:
 
 def _prompts(study: Study) -> list[str | None]:
     """Prompts of the samples with attention; none if they were not written down."""
-    if study.generations is None:
+    written = study.table("generations")
+    if written is None:
         return []
-    prompts = study.generations.drop_duplicates("sample").set_index("sample")["prompt"]
+    prompts = written.drop_duplicates("sample").set_index("sample")["prompt"]
     return [prompts.get(study.run.samples[place]) for place in study.recorded]
 
 
@@ -244,7 +272,7 @@ def measures(study: Study) -> dict[str, float]:
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
         found |= _of_attention(study.measured)
-    return found | _losses(study) | _removals(study) | _activations(study)
+    return found | _losses(study) | _removals(study)
 
 
 def _of_attention(measured: Any) -> dict[str, float]:
@@ -323,15 +351,3 @@ def _removals(study: Study) -> dict[str, float]:
         for name, what in numbers.items():
             found[f"{edit}: {what}"] = row[name] * (1 if name == "keys" else 100)
     return found
-
-
-def _activations(study: Study) -> dict[str, float]:
-    """The hidden state that is furthest from the others, and whether such positions are sinks."""
-    rows = study.table("massive_activations")
-    if rows is None:
-        return {}
-    return {
-        "greatest hidden state over the median": float(rows["ratio"].max()),
-        "sinks at massive activations, % of heads": 100 * rows["sink_heads"].mean(),
-        "sinks at any position, % of heads": 100 * rows["sink_heads_any"].mean(),
-    }
