@@ -46,5 +46,5 @@ def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     np.testing.assert_array_equal(motions["mobility"], mobility_LH.ravel())
     assert {"so_far_mobility", "weight", "strong", "first"} <= {*motions}
     assert run.mobility().to_numpy() == pytest.approx(mobility_LH, nan_ok=True)
-    (reading,) = _notes(shown)
+    (reading,) = _notes([shown])
     assert "max(8, S/3)" in reading

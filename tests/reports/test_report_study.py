@@ -9,7 +9,7 @@ from sinklab.core.sinks import Excess
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
-from sinklab.lab.reports.tables import measures, measures_table
+from sinklab.lab.reports.tables import measures_table, verdicts_of
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
 EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
@@ -81,9 +81,7 @@ def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
 def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
     study = one(make_study(family="autoregressive", text_share=0.8, samples=8))
     sample = study.samples[0]
-    assert study.family == "autoregressive" and sample.exists_TK.sum(1).tolist() == list(
-        range(PROMPT, PROMPT + STEPS)
-    )
+    assert sample.exists_TK.sum(1).tolist() == list(range(PROMPT, PROMPT + STEPS))
     here = sample.positions_T[3]
     assert_allclose(received_of(sample)[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
     assert_allclose(sample.visible_TK[3, : int(here)], here)
@@ -97,7 +95,7 @@ def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
     assert sample.states_TS[0].tolist() == [2] * PROMPT + [-1] * STEPS
     assert sample.labels_TK[0, PROMPT] is None
     verdict = next(
-        verdict for verdict in study.verdicts if verdict.name == "sinks only at the start"
+        verdict for verdict in verdicts_of(study) if verdict.name == "sinks only at the start"
     )
     assert verdict.holds is True and verdict.estimate.value == 1
 
@@ -310,9 +308,8 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
         raise KeyboardInterrupt
     study = one(open_run(tmp_path / "half"))
     assert len(study.samples) == 1 and layers_of(study)[0].mains == STEPS * HEADS
-    assert study.generations is None
     assert study.samples[0].blocks_T.tolist() == [-1] * STEPS
-    assert [verdict.holds for verdict in study.verdicts] == [None, None, None]
+    assert [verdict.holds for verdict in verdicts_of(study)] == [None, None, None]
     content = report(study, tmp_path / "page", tables=False).read_text("utf-8")
     assert "was interrupted: KeyboardInterrupt" in content
 
@@ -347,7 +344,7 @@ def test_maps_are_read_by_their_numbers(make_study):
 @pytest.mark.slow
 def test_verdicts_follow_the_tables(make_study):
     study = one(costed(make_study(samples=8), 2.0))
-    verdicts = {verdict.name: verdict for verdict in study.verdicts}
+    verdicts = {verdict.name: verdict for verdict in verdicts_of(study)}
     # 4.0 and one sink hidden: 4.4
     assert (
         verdicts["blocking is costly"].estimate.value == pytest.approx(0.1)
@@ -358,9 +355,9 @@ def test_verdicts_follow_the_tables(make_study):
         and verdicts["sinks only at the start"].estimate.value == 0
     )
     # eight samples that agree are p = 0.0078, enough for a share among three statements
-    assert all(verdict.holds is not None for verdict in study.verdicts)
+    assert all(verdict.holds is not None for verdict in verdicts_of(study))
     assert verdicts["96 % filtered"].p == 2 * 0.5**8
-    cheap = one(costed(make_study("cheap", leave_out=("attention", "tokens")))).verdicts
+    cheap = verdicts_of(one(costed(make_study("cheap", leave_out=("attention", "tokens")))))
     assert cheap[1].holds is False
 
 
@@ -421,7 +418,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
     assert study.table("removals")["edit"].unique().tolist() == ["block_keys"]
-    assert len(study.verdicts) == 3
+    assert len(verdicts_of(study)) == 3
     assert study.measured.sink_tokens.events.sum() == sum(
         facts.events for facts in layers_of(study)
     )
@@ -450,23 +447,3 @@ def test_a_rule_is_for_studies_alone(tmp_path):
     with RunWriter(tmp_path / "run", kind="training", model={}, settings={}, seed=0):
         pass
     refused("a rule is for runs", report, open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))
-
-
-def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_study, tmp_path):
-    assert not [name for name in measures(one(make_study())) if "activation" in name]
-    rows = {
-        "step": [0, 0],
-        "layer": [1, 1],
-        "rank": [0, 1],
-        "value": [-250.0, 3.0],
-        "channel": [17.0, 2.0],
-    }
-    rows |= {"ratio": [1500.0, 18.0], "sink_heads": [0.75, 0.25], "sink_heads_any": [0.05, 0.05]}
-    run = make_study("massive")
-    with RunWriter(
-        tmp_path / "whole", kind="study", model=run.info.model, settings={}, seed=3
-    ) as writer:
-        writer.table("massive_activations", rows)
-    found = measures(one(open_run(tmp_path / "whole")))
-    assert found["greatest hidden state over the median"] == 1500
-    assert found["sinks at massive activations, % of heads"] == 50

@@ -15,9 +15,9 @@ from sinklab.lab.reports import (
     compare,
     draw_all,
     table,
-    write_tables,
 )
 from sinklab.lab.reports.printed import markdown
+from sinklab.lab.reports.tables import tables_of, write_tables
 
 STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
 
@@ -62,7 +62,8 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
 @pytest.mark.slow
 def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
-    written = write_tables(runs, tmp_path / "tables")
+    found = tables_of(as_studies(runs))
+    written = write_tables(found, tmp_path / "tables")
     assert [path.name for path in written] == [f"{name}.csv" for name in TABLES]
     assert {*(tmp_path / "tables").iterdir()} == {*written}
     for name, path in zip(TABLES, written, strict=True):
@@ -71,9 +72,9 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
         assert len(whole) == sum(len(table(run, name)) for run in runs)
 
 
-def test_what_a_run_lacks_makes_no_table(make_study, tmp_path):
-    written = write_tables(make_study(leave_out=("attention",)), tmp_path)
-    assert [path.name for path in written] == ["measures.csv", "answers.csv"]
+def test_what_a_run_lacks_makes_no_table(make_study):
+    found = tables_of(as_studies(make_study(leave_out=("attention",))))
+    assert [*found] == ["measures", "answers"]
 
 
 def test_markdown_keeps_cells_apart():

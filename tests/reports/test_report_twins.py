@@ -45,7 +45,6 @@ def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make_study, calm
         assert measures(twin) == pytest.approx(measures(alone), nan_ok=True)
         assert twin.label == study.label
         assert twin.twins == {}
-        assert twin.generations is None
     assert measures(study) == pytest.approx(measures(as_studies(of("again"))[0]), nan_ok=True)
 
 

@@ -13,6 +13,7 @@ from curves import curve_rows
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.reports.study import Reader
+from sinklab.lab.reports.tables import verdicts_of
 from sinklab.lab.studies.curve import verdicts
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
@@ -67,7 +68,7 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     assert len(study.measured.explained.cells) == 8 and not study.measured.explained.word
     assert study.measured.explained.class_over_position.reach > 0
     # one sink in twelve is at the start; nothing was blocked
-    assert [verdict.holds for verdict in study.verdicts[:2]] == [False, None]
+    assert [verdict.holds for verdict in verdicts_of(study)[:2]] == [False, None]
 
 
 @pytest.mark.parametrize("where, word", [("at_place", "positional"), ("on_class", "semantic")])
@@ -87,7 +88,7 @@ def test_a_page_of_three_samples_says_so(tmp_path):
         and len(study.measured.explained.cells) == 3
     )
     assert not study.measured.motion.mobility_over.is_interval and not study.measured.motion.word
-    assert [verdict.holds for verdict in study.verdicts] == [None] * 3
+    assert [verdict.holds for verdict in verdicts_of(study)] == [None] * 3
 
 
 def made_up_curve(folder, rng, effect, rows=12):

@@ -6,10 +6,10 @@ from .drawing import draw_lines as draw_lines
 from .drawing import draw_map as draw_map
 from .drawing import figure as figure
 from .drawing import figures_of as figures_of
+from .drawing import write_csv as write_csv
+from .drawing import write_figure as write_figure
 from .figures import lines as lines
 from .printed import Printed as Printed
-from .printed import save_figure as save_figure
-from .printed import write_csv as write_csv
 from .printed import write_page as write_page
 from .printed import write_printed as write_printed
 from .runs import as_shown as as_shown

@@ -289,11 +289,8 @@ def draw_all(
         as_shown(readers)
     formats = tuple(formats)
     names = tuple(known if names is None else names)
-    for form in formats:
-        one_of("format of a figure", form, FORMATS)
     for name in names:
         one_of("figure", name, known)
-    target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     skipped: dict[str, str] = {}
     for name in counted("drawing", names, len(names)):
@@ -334,12 +331,19 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
 def write_figure(
     axes: Axes, stem: Path, formats: Iterable[str], numbers: pd.DataFrame | None = None
 ) -> list[Path]:
-    """Write it as STEM.png, …, and its numbers as STEM.csv; the paths."""
+    """Write it as STEM.png, …, in a folder that is made, and its numbers as STEM.csv; the paths."""
     paths = []
     for form in formats:
+        one_of("format of a figure", form, FORMATS)
+        stem.parent.mkdir(parents=True, exist_ok=True)
         paths.append(stem.with_name(f"{stem.name}.{form}"))
         write_beside(paths[-1], partial(save, canvas_of(axes), form))
     if numbers is not None:
-        paths.append(stem.with_name(f"{stem.name}.csv"))
-        write_beside(paths[-1], lambda part: numbers.to_csv(part, index=False))
+        paths.append(write_csv(stem.with_name(f"{stem.name}.csv"), numbers))
     return paths
+
+
+def write_csv(path: Path, numbers: pd.DataFrame) -> Path:
+    """Write a table with all its numbers. Returns its path."""
+    write_beside(path, lambda part: numbers.to_csv(part, index=False))
+    return path

@@ -23,7 +23,7 @@ from sinklab.lab.reports.drawing import (
     lacking,
     mark_place,
 )
-from sinklab.lab.reports.samples import ADDED, MASK, NotRecorded, Sample
+from sinklab.lab.reports.samples import ADDED, MASK, Sample
 from sinklab.lab.reports.study import Reader, Study
 from sinklab.lab.reports.style import LOOK, printable
 from sinklab.lab.reports.training import Training
@@ -218,7 +218,7 @@ def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
         mark_place(ax, threshold, "sinks →")
     ax.set_xscale("log", base=2)
     ax.set(xlim=(low, high), yscale="log", xlabel=RECEIVED, ylabel="% of tokens")
-    ax.xaxis.set_major_formatter(lambda at, _: f"{at:g}×" if at >= 1 else f"1/{1 / at:g}×")
+    ax.xaxis.set_major_formatter("{x:g}×")
     ax.yaxis.set_major_formatter("{x:g}")
     return pd.concat(parts, ignore_index=True)
 
@@ -272,8 +272,6 @@ def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     # in two lines: one would be cut in a narrow column of a paper
     ax.set(xlabel="% of sink events (bar)\nand of positions (tick)", xlim=(0, 1.22 * room))
     ax.set_ylim(max(len(found), 2) - 0.5, -0.5)
-    if not len(found):
-        ax.text(0.5, 0.5, "no sink events", transform=ax.transAxes, ha="center", color=LOOK.muted)
     return found
 
 
@@ -301,7 +299,12 @@ def received_map(
         top: end of the scale.
     """
     watched = recorded_sample(run, sample)
-    received_TK = received_mean(run, watched, layer, head)
+    layers, heads = (
+        slice(None) if number is None else [place_of(run, what, number)]
+        for what, number in (("layer", layer), ("head", head))
+    )
+    score_TLHK = watched.score_TLHK[:, layers][:, :, heads]
+    received_TK = np.where(watched.exists_TK, score_TLHK.mean((1, 2)), np.nan)
     positions = pd.RangeIndex(-watched.added, received_TK.shape[1] - watched.added, name="position")
     steps = pd.Index(watched.step_numbers_T, name="step")
     frame = draw_map(ax, pd.DataFrame(received_TK, steps, positions), RECEIVED, log=True, top=top)
@@ -461,23 +464,6 @@ def place_of(study: Study, what: str, number: int) -> int:
     known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
     one_of(f"the {what} of {study.run.path}", number, known)
     return known.index(number)
-
-
-def received_mean(
-    study: Study, sample: Sample, layer: int | None, head: int | None = None
-) -> np.ndarray:
-    """(step, key) received attention of one layer and head, or the mean over them; NaN if the key
-    does not exist.
-    """
-    layers = slice(None) if layer is None else [place_of(study, "layer", layer)]
-    if not sample.shape[0]:
-        raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
-    if head is None:
-        received_TLK = sample.received_TLK
-    else:
-        place = place_of(study, "head", head)
-        received_TLK = np.concatenate([one.score[:, :, place] for one in sample.scored()], axis=1)
-    return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 
 def typical_head(run: Study, layer: int | None = None, head: int | None = None) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,6 @@ MOST_RANKS = 16
 MOST_SAMPLES = 40
 MOST_TOKENS = 65_534
 """distinct tokens of a run that 16 bits can tell apart; the others have no text"""
-NORMS = {"norms": ("value_norm", "norm_scale"), "key_norms": ("key_norm", "key_norm_scale")}
-"""arrays of norms -> their names in a recording, key of their scale"""
 Token = tuple[int, str, str, str]
 
 
@@ -125,9 +124,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
             break
         if not sample.has_attention or not sample.step_numbers_T.size:
             continue
-        content = _base(sample, vocabulary, budget - used) | {
-            "final": str(finals.get(sample.index) or "")
-        }
+        content = _base(sample, vocabulary) | {"final": str(finals.get(sample.index) or "")}
         _add_hidden(content, study, sample, 0.85 * (budget - used) - _used(content))
         if samples and used + _used(content) > budget:
             break
@@ -144,19 +141,18 @@ def _extent(samples: list[dict[str, Any]], recorded: int) -> str:
     """How much of a run the explorer holds, in words: of several samples the coarsest."""
     stride = max(one["stride"] for one in samples)
     ranks = [one["ranks"] for one in samples if "ranks" in one]
-    left_out = dict.fromkeys(name for one in samples for name in one.get("left_out", ()))
-    keys = "every key of every recorded head"
-    if ranks:
-        keys = f"every key of the mean over heads, and the {min(ranks)} greatest of each head"
-        keys += "" if len(ranks) == len(samples) else f" in {len(ranks)} of them"
     parts = [
         f"{len(samples)} of {recorded} samples" if recorded > 1 else "One sample",
         "every recorded step" if stride == 1 else f"one recorded step in {stride}",
-        *(keys, *(f"no {name}" for name in left_out)),
+        "every key of every recorded head",
     ]
-    is_part = len(samples) != recorded or stride != 1 or ranks or left_out
-    scale = max((one["scale"] for one in samples), key=lambda scale: scale["high"])
-    norms = [one[scale]["error"] for one in samples for _, scale in NORMS.values() if scale in one]
+    if ranks:
+        parts[2] = f"every key of the mean over heads, and the {min(ranks)} greatest of each head"
+    if any("left_out" in one for one in samples):
+        parts.append("no marks of blocked keys")
+    is_part = len(samples) != recorded or stride != 1 or len(parts) > 3 or ranks
+    scale = max((one["scale"] for one in samples), key=itemgetter("high"))
+    norms = [one["norm_scale"]["error"] for one in samples if "norm_scale" in one]
     within = f"; norms within {100 * max(norms):.1f} %" if norms else ""
     return (
         f"{', '.join(parts)}. {'A larger page (megabytes) holds more. ' if is_part else ''}"
@@ -171,7 +167,7 @@ def _used(content: dict[str, Any]) -> int:
     return sum(map(size, content["arrays"].values()))
 
 
-def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
+def _base(sample: Sample, vocabulary: dict[Token, int]) -> dict[str, Any]:
     """One sample as JSON: mean maps, main sinks, value norms and tokens."""
     steps, layers, _, keys = sample.shape
     stride = max(1, math.ceil(2 * steps * layers * keys / MOST_CELLS))
@@ -200,14 +196,13 @@ def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str
         "scale": scale.as_json(),
         "arrays": arrays,
     }
-    for name, (recorded, norm_scale) in NORMS.items():
-        if recorded in sample.dims:
-            packed, scale = _norms(sample.stored(recorded)[keep], exists_TK)
-            if _used(content) + size(packed) > 0.7 * budget:
-                content.setdefault("left_out", []).append(recorded.replace("_", " ") + "s")
-            else:
-                arrays[name] = packed
-                content[norm_scale] = scale.as_json()
+    if "value_norm" in sample.dims:
+        norms_TLK = sample.stored("value_norm")[keep].astype(np.float32)
+        norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
+        least = norms_LTK[norms_LTK > 0].min(initial=1.0)
+        scale = LogScale.covering(norms_LTK, max(math.floor(math.log2(least)), -10), NORM_LEVELS)
+        arrays["norms"] = pack(scale.encode(norms_LTK), keys)
+        content["norm_scale"] = scale.as_json()
     return content
 
 
@@ -239,14 +234,6 @@ def _tokens(
         "tokens": pack(numbers_TS, positions),
         "ages": pack(ages_TS.astype(np.uint8), positions),
     }
-
-
-def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray) -> tuple[dict[str, Any], LogScale]:
-    norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
-    positive = norms_LTK[norms_LTK > 0]
-    low = math.floor(math.log2(float(positive.min()))) if positive.size else 0.0
-    scale = LogScale.covering(norms_LTK, max(low, -10.0), NORM_LEVELS)
-    return pack(scale.encode(norms_LTK), norms_LTK.shape[-1]), scale
 
 
 def _blocked_keys(study: Study, sample: Sample, steps: Any) -> np.ndarray:
@@ -287,7 +274,7 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
             content["arrays"]["blocked"] = packed
             content["blocked"] = most
             return
-    content["left_out"] = [*content.get("left_out", []), "marks of blocked keys"]
+    content["left_out"] = True
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:

@@ -1,17 +1,15 @@
 """Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.core.errors import one_of
-from sinklab.lab.records.storage import write_beside, write_text
-from sinklab.lab.reports.drawing import FORMATS, write_figure
+from sinklab.lab.records.storage import write_text
+from sinklab.lab.reports.drawing import write_csv
 
 _SIGNS = {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
 """letters that LaTeX writes its own way"""
@@ -88,26 +86,3 @@ def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: 
     text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
     write_text(path, text)
     return path
-
-
-def write_csv(path: Path, numbers: pd.DataFrame) -> Path:
-    """Write a table with all its numbers. Returns its path."""
-    write_beside(path, lambda part: numbers.to_csv(part, index=False))
-    return path
-
-
-def save_figure(
-    draw: Callable[..., Any], stem: Path, formats: Iterable[str] = ("png",)
-) -> list[Path]:
-    """Write the axes that ``draw`` returns as files STEM.png, … in a folder that is
-    made; return the paths.
-
-    Raises ValueError for an unknown format.
-    """
-    wanted = tuple(formats)
-    for form in wanted:
-        one_of("format of a figure", form, FORMATS)
-    if not wanted:
-        return []
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    return write_figure(draw(), stem, wanted)

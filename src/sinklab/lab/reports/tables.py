@@ -14,8 +14,8 @@ from sinklab.lab.analysis.answers import fewest
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
 from sinklab.lab.analysis.words import CONTROLS
 from sinklab.lab.records import Run
+from sinklab.lab.reports.drawing import write_csv
 from sinklab.lab.reports.measured import THREE
-from sinklab.lab.reports.printed import write_csv
 from sinklab.lab.reports.runs import Runs, as_shown, as_studies
 from sinklab.lab.reports.samples import MASK
 from sinklab.lab.reports.study import Study

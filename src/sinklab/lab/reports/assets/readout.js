@@ -54,7 +54,7 @@ class Readout {
 
   norms(step, key) {
     const { sample, view } = this.pane;
-    const kept = [["value norm", "norms", sample.raw.norm_scale], ["key norm", "key_norms", sample.raw.key_norm_scale]];
-    return kept.filter(([, , scale]) => scale).map(([label, name, scale]) => [label, number(sample.norm(name, scale, step, view.layer, key))]);
+    const scale = sample.raw.norm_scale;
+    return scale ? [["value norm", number(sample.norm("norms", scale, step, view.layer, key))]] : [];
   }
 }

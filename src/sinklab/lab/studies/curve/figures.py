@@ -1,7 +1,6 @@
 """Costs of blocked keys over their number and over layers and heads: figures, table, files."""
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from sinklab.lab.reports import (
     finished,
     number,
     percent,
-    save_figure,
     signed,
     write_csv,
+    write_figure,
     write_page,
 )
 from sinklab.lab.scoring.arms import DOSE
@@ -162,12 +161,14 @@ def write_costs(
     stems = {"count": "masking_curve", "mass": "masking_curve_mass"}
     if all(by_degree(one.run) for one in curves):
         del stems["count"]
+    if not formats:
+        return written
     if curves:
         for over, stem in stems.items():
-            drawn = partial(masking_curve, shown, over=over, change=change)
-            written += save_figure(drawn, target / stem, formats)
+            drawn = masking_curve(shown, over=over, change=change)
+            written += write_figure(drawn, target / stem, formats)
     for one in shown:
         if is_map(one.run):
             place = target / f"ablation-{one.run.path.name}"
-            written += save_figure(partial(ablation, one), place, formats)
+            written += write_figure(ablation(one), place, formats)
     return written
