@@ -142,7 +142,7 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
     parts = axes.lines + axes.patches + axes.images + list(axes.collections) + axes.texts
     assert parts, f"{name} draws nothing on the axes that it was given"
     assert len(numbers), f"{name} gives no numbers; return the table that it draws"
-    figure(runs[0])
+    figure(readers[0])
     assert pyplot.get_fignums() == before, f"{name} leaves a figure open in pyplot; draw on ax"
     with tempfile.TemporaryDirectory() as folder:
         found = [draw_all(shown, Path(folder, one), ("svg",), names=[name]) for one in "ab"]

@@ -41,12 +41,8 @@ DIMS = {
     "step_number": ("step",),
     "value_norm": ("step", "layer", "key"),
     "key_norm": ("step", "layer", "key"),
-    "main_by_state": BY_STATE,
-    "share_by_state": BY_STATE,
     "row_entropy": BY_STATE,
     "row_logsumexp": BY_STATE,
-    "output_norm": BY_STATE,
-    "noop_bound": BY_STATE,
 }
 
 
@@ -69,13 +65,9 @@ def attention(sample, added, share, text_share, norm):
         received[step] = row * TEXT
     value_norm = np.full((steps, LAYERS, keys), 2.0)
     value_norm[..., :added] = norm
-    by_state = (steps, 3, LAYERS, HEADS)
-    main = np.broadcast_to(
-        (added + PROMPT + np.arange(steps))[:, None, None, None], by_state
-    ).copy()
+    there = np.ones((steps, 3, LAYERS, HEADS))
     # Nothing is committed before the first step.
-    main[0, COMMITTED] = -1
-    there = np.where(main >= 0, 1.0, np.nan)
+    there[0, COMMITTED] = np.nan
     return {
         "received": received,
         "visible": np.full((steps, keys), float(TEXT)),
@@ -83,12 +75,8 @@ def attention(sample, added, share, text_share, norm):
         "step_number": np.arange(steps, dtype=np.int32),
         "value_norm": value_norm,
         "key_norm": value_norm * 4,
-        "main_by_state": main.astype(np.int32),
-        "share_by_state": there * text_share,
         "row_entropy": there * 2.5,
         "row_logsumexp": there * 6.0,
-        "output_norm": there * 0.5,
-        "noop_bound": there * 1.5,
     }
 
 

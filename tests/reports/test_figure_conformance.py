@@ -9,6 +9,7 @@ from matplotlib import pyplot
 from test_report_training import made
 
 from conformance.runs import check_figure
+from curves import costed
 from refusals import refused
 from sinklab.lab.files import load_plugin
 from sinklab.lab.records import RunWriter, open_run
@@ -24,7 +25,8 @@ def runs(make_shared, tmp_path_factory):
     """Two runs of every kind that reports read."""
     root, maps = tmp_path_factory.mktemp("runs"), {"step3-layer1-head2": np.full((24, 24), 1 / 24)}
     plain = make_shared("plain", maps=maps)
-    studies = [plain, make_shared("sink", added=1, text_share=0.2, maps=maps)]
+    sink = make_shared("sink", added=1, text_share=0.2, maps=maps)
+    studies = [*costed(plain), *costed(sink)]
     return {"study": studies, "training": [made(root / "bare"), made(root / "one", added=1)]}
 
 

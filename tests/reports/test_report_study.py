@@ -61,8 +61,6 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
     assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
     assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
-    assert np.isnan(sample.stored("share_by_state")[0, 1]).all()
-    assert sample.stored("share_by_state")[4, 0, 0, 0] == 0.25
     assert (
         np.isnan(sample.stored("row_entropy")[0, 1]).all()
         and sample.stored("row_entropy")[0, 0, 0, 0] == 2.5
@@ -409,7 +407,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
         1,
     ]
     assert sample.map(2, 5, 3)[1].sum(-1) == pytest.approx(1, abs=1e-2)
-    for name in ("share_by_state", "output_norm", "noop_bound"):
+    for name in ("output_norm", "noop_bound"):
         values = sample.stored(name)
         assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
     bound_TGLH = 1.01 * sample.stored("noop_bound")[1:]
