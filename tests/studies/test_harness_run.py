@@ -80,7 +80,7 @@ def test_sinks_are_those_of_the_watched_requests(finished):
 
 
 def test_lines_say_what_was_not_found(finished):
-    lines = score_sentences([finished])
+    lines = score_sentences(finished)
     missing = finished.table("scores")["no_answer"][0]
     expected = f"; no answer found in {missing:.0%}" if missing else ""
     assert lines[0].startswith("toy_texts: exact_match (vowel) 0.0000 ± ")
@@ -196,7 +196,7 @@ def test_long_prompts_are_cut_and_counted():
         f"toy_texts: {(cut > 0).sum()} of 4 prompts were longer than the context and lost "
         "their left end"
     )
-    assert line in score_sentences([run])
+    assert line in score_sentences(run)
 
 
 def test_right_is_no_metric_of_which_less_is_better():

@@ -147,9 +147,7 @@ class StudyCommand(Command):
         if study.model == "":
             hidden |= {"model", "reading"}
         if not study.shards:
-            hidden |= {"shard"}
-        if not study.spreads:
-            hidden |= {"workers", "gpus_per_worker"}
+            hidden |= {"shard", "workers", "gpus_per_worker"}
         return hidden
 
     def run(self) -> None:

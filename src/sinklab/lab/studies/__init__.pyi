@@ -16,5 +16,3 @@ from .progress import nothing as nothing
 from .settings import ascending as ascending
 from .settings import heldout_text as heldout_text
 from .settings import kept_record as kept_record
-from .settings import labels_of as labels_of
-from .settings import of_each as of_each

@@ -1,32 +1,7 @@
 """Base of all studies: a run folder, a seed, resuming, shards, progress, one command.
 
 A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and
-its docstring::
-
-    @studies.register("lengths")
-    class Lengths(Study):
-        '''Count the tokens of some texts.
-
-        Try
-            sinklab lengths --texts "It was a dark night" "The sea"
-        '''
-
-        @dataclass(frozen=True)
-        class Settings(Checked):
-            texts: tuple[str, ...] = limited(("The sea",), needed=True)
-            '''Texts to count.'''
-
-        def prepare(self, loaded, settings, progress):
-            return [loaded.needed_tokenizer()(text)["input_ids"] for text in settings.texts]
-
-        def run(self, work):
-            work.run.table("lengths", {"tokens": [len(ids) for ids in work.plan]})
-
-        def results(self, runs, out, settings):
-            return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in
-            runs]
-
-    Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
+its docstring; examples/add_a_study.py is one in thirty lines.
 
 One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A
 study's module is imported for ``--help``: torch, and all that imports it, is imported in functions.
@@ -99,17 +74,6 @@ class Beginning:
         nowhere: Any = None
         work = Work(loaded, self.settings, nowhere, say, plan, meter)
         return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
-
-
-def refuse_unloaded(loaded: Any) -> None:
-    """Raise ValueError for a model that workers cannot load: it is no function that loads it, nor
-    was it loaded by one.
-    """
-    if not callable(loaded) and getattr(loaded, "again", None) is None:
-        raise ValueError(
-            f"workers load the model by themselves, but {loaded.name} was not loaded by "
-            "sinklab.load; leave out workers"
-        )
 
 
 def same_for_all(about: Mapping[str, Any]) -> dict[str, str]:
@@ -225,7 +189,7 @@ class Study:
         settings = settings or self.Settings()
         path = Path(out)
         say = as_progress(progress)
-        if (shard is not None and not self.shards) or (workers and not self.spreads):
+        if (shard is not None or workers) and not self.shards:
             raise ValueError(
                 f"a {self.name} is written by one process; leave out shard and workers"
             )
@@ -234,7 +198,11 @@ class Study:
         load = getattr(loaded, "again", loaded)
         with ExitStack() as last:
             if workers:
-                refuse_unloaded(loaded)
+                if not callable(load):
+                    raise ValueError(
+                        f"workers load the model by themselves, but {loaded.name} was not loaded "
+                        "by sinklab.load; leave out workers"
+                    )
                 pool = last.enter_context(engines["ray"].started(workers, gpus_per_worker))
             if callable(loaded):
                 loaded = loaded()
@@ -255,7 +223,8 @@ class Study:
                     begin = Beginning(self, load, settings)
                     spread = partial(pool.results, begin, same_for_all(model), say)
                     work = dataclasses.replace(work, spread=spread)
-                self.run(work)
+                if run.info.status != "complete":
+                    self.run(work)
                 # the last to come finishes; the others wait until run.json says so
                 last.enter_context(run.lock)
                 if not run.refresh().missing:
@@ -268,8 +237,3 @@ class Study:
         if type(self) in studies.values():
             return studies.name_of(self)
         return type(self).__name__.lower()
-
-    @property
-    def spreads(self) -> bool:
-        """Whether workers may make its samples."""
-        return self.shards and type(self).make is not Study.make

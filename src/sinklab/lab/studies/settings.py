@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from functools import wraps
+from collections.abc import Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sinklab.lab.files import free_fields, toml_of
-
-if TYPE_CHECKING:
-    from sinklab.lab.records import Run
+from sinklab.lab.files import free_fields
 
 
 def heldout_text(given: str | None) -> str:
@@ -22,11 +18,6 @@ def heldout_text(given: str | None) -> str:
         return given
     packaged = resources.files("sinklab.lab.checkpoints")
     return str(packaged.joinpath("packaged", "heldout.jsonl"))
-
-
-def labels_of(study: str) -> dict[str, dict[str, Any]]:
-    """Names in figures and tables of a study: its part of labels.toml."""
-    return toml_of("sinklab.lab.studies", "labels.toml")[study]
 
 
 def ascending(name: str, numbers: Iterable[Any]) -> tuple[Any, ...]:
@@ -44,16 +35,6 @@ def shard_of(text: str | None) -> tuple[int, int]:
             f"--shard is i/n with i from 0 to n - 1, such as 0/4, but got {text!r}; count from 0"
         )
     return int(place), int(shards)
-
-
-def of_each(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """A function of one run as one of several runs: what it gives of each, one after the other."""
-
-    @wraps(function)
-    def of_runs(runs: Iterable[Run], *how: Any) -> list[Any]:
-        return [one for run in runs for one in function(run, *how)]
-
-    return of_runs
 
 
 def kept_record(settings: Any) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def score(folder: str | Path) -> list[str]:
     with RunWriter(run.path, **about) as writer:
         writer.table("samples", samples)
         writer.table("scores", scores)
-    return tables.score_sentences([open_run(run.path)])
+    return tables.score_sentences(open_run(run.path))
 
 
 def dose_rows(model: SinklabLM) -> list[Row]:

@@ -311,4 +311,4 @@ class Evaluation(Study):
         """Scores and doses."""
         from sinklab.lab.studies.benchmarks.tables import score_sentences
 
-        return score_sentences(runs)
+        return [line for run in runs for line in score_sentences(run)]

@@ -17,7 +17,7 @@ import pandas as pd
 from sinklab.core.instrument import DOSE_COLUMNS, Dose
 from sinklab.lab.files import toml_of
 from sinklab.lab.records import Run, open_run
-from sinklab.lab.studies import Row, of_each
+from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.lab.studies.benchmarks.study import MASKING, NO_ANSWER
 
@@ -110,7 +110,6 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-@of_each
 def score_sentences(run: Run) -> list[str]:
     """The scores of a benchmark run, a line each; then its doses, and prompts that were too
     long.

@@ -24,11 +24,17 @@ from sinklab.lab.reports import (
     write_page,
 )
 from sinklab.lab.scoring.arms import DOSE
-from sinklab.lab.studies import labels_of
 from sinklab.lab.studies.curve.verdicts import by_degree, cost_sentences, is_map, title_of
 
-BLOCKED: dict[str, str] = labels_of("curve")["blocked"]
-"""Name of an arm -> the keys that it blocks, in words."""
+BLOCKED = {
+    "none": "nothing",
+    "top": "most attended keys",
+    "sinks": "sinks",
+    "random": "random keys",
+    "equal_mass": "no sinks, equal mass",
+    "matched": "chosen keys, matched heads",
+}
+"""Name of an arm -> the keys that it blocks, in words; in the order in which they are drawn."""
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 SCALES = ("linear", "log")
