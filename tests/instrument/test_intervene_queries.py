@@ -127,7 +127,9 @@ def test_random_keys_of_the_same_age_stand_near():
     for _ in range(20):
         for match in places:
             draw = partial(torch.rand, generator=generator)
-            flags_BHS = Random(TopKeys(1), match=match).select(call.within(choice=Choice(draw=draw)))
+            flags_BHS = Random(TopKeys(1), match=match).select(
+                call.within(choice=Choice(draw=draw))
+            )
             assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
             places[match].append(int(flags_BHS.nonzero()[0, 2]))
     assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])

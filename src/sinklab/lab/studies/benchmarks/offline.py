@@ -232,7 +232,9 @@ def tasks(
         raise ValueError(
             f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
         )
-    changes = {} if num_fewshot is None else {"num_fewshot": num_fewshot}
+    changes = {}
+    if num_fewshot is not None:
+        changes["num_fewshot"] = num_fewshot
     return [packaged(SOURCES[name], data, **changes) for name in names]
 
 

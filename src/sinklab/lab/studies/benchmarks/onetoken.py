@@ -44,8 +44,9 @@ def read_scores(
     "unknown" without the training run of the model that was scored, or of the one that this was
     fine-tuned from.
     """
-    runs: list[Training] = as_trainings(trainings) if trainings else []
-    homes = {(one.run.path / "model").resolve(): one for one in runs}
+    homes: dict[Path, Training] = {}
+    if trainings:
+        homes = {(one.run.path / "model").resolve(): one for one in as_trainings(trainings)}
     rows = []
     for bench in benchmarks:
         if not bench.is_diffusion or bench.k or bench.run.info.settings.get("edits"):
@@ -64,7 +65,9 @@ def read_scores(
                     found = score[["task", "metric", "samples"]].to_dict()
                     found |= {"value": 100 * score["value"], "stderr": 100 * score["stderr"]}
                     rows.append(about | found | {"column": column, "order": order})
-    return pd.DataFrame(rows, columns=None if rows else ["key"])
+    if not rows:
+        return pd.DataFrame(columns=["key"])
+    return pd.DataFrame(rows)
 
 
 def _base(model: str, homes: Mapping[Path, Training]) -> Training | None:
@@ -177,13 +180,11 @@ def write_onetoken(
     Raises:
         ValueError: for folders without any such run.
     """
-    found = found_in(folders)
-    numbers = onetoken_numbers(read_scores(found.benchmarks, found.trainings, metric))
+    numbers = onetoken_numbers(read_scores(*found_in(folders), metric))
     notes = list(ONE_TOKEN["notes"])
     for column, how in COLUMNS.items():
         command = f"sinklab eval --tasks {how['tasks'][0]} {how['flags']}".strip()
         notes.append(f"{column} as published: `{command}`")
-    notes += found.left_out
     written = []
     for table in TABLES:
         number = table["number"]

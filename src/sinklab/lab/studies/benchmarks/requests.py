@@ -114,15 +114,18 @@ def followed(writer: Writer, *, watch: bool = False, tick: Tick = nothing) -> li
     watched: list[list[Columns]] = [[] for _ in writer.over_B]
     steps_B = torch.zeros(len(watched), dtype=torch.int64)
     taken_BN2: Any = 0
-    traced = (lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None
-    for step in writer.steps(traced):
+    watching = None
+    if watch:
+        watching = partial(_traced, model, writer.statistic)
+    for step in writer.steps(watching):
         steps_B += step.active_B
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         # unread entries would fill the memory of a long run
         writer.log.removals.clear()
-        for row in step.active_B.nonzero()[:, 0].tolist() if watch else ():
-            how = (row, step.state_BS[row], writer.loaded.added_sinks)
-            watched[row].append(columns_of(step.seen, writer.statistic, 0, *how))
+        if watch:
+            for row in step.active_B.nonzero()[:, 0].tolist():
+                how = (row, step.state_BS[row], writer.loaded.added_sinks)
+                watched[row].append(columns_of(step.seen, writer.statistic, 0, *how))
         tick()
     if not isinstance(taken_BN2, Tensor):
         taken_BN2 = [0] * len(watched)
@@ -130,6 +133,10 @@ def followed(writer: Writer, *, watch: bool = False, tick: Tick = nothing) -> li
         {"steps": steps, "sinks": sink_rows(some), "dose": totals(taken_N2)}
         for steps, some, taken_N2 in zip(steps_B.tolist(), watched, taken_BN2, strict=True)
     ]
+
+
+def _traced(model: Any, statistic: str, index: int) -> Any:
+    return trace(model, (statistic,), steps=(0,))
 
 
 def write_batch(
@@ -214,7 +221,9 @@ def written(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part
     groups = defaultdict(list)
     for place, (_, new_tokens, _) in fitted.items():
         groups[settings.watches(place[1]), new_tokens].append(place)
-    size = 1 if needs_own_batch(settings, model.edits) else settings.batch
+    size = settings.batch
+    if needs_own_batch(settings, model.edits):
+        size = 1
     found = {}
     for (watch, new_tokens), places in groups.items():
         places.sort(key=lambda place: -len(fitted[place][0].ids))
@@ -299,8 +308,10 @@ def scored(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part:
 
 def _answer(result: Scored, sinks: list[Row]) -> Row:
     found = {name: getattr(result, name) for name in ("logprob", "stderr", "greedy", "tokens")}
-    dose = result.dose.totals if result.dose else {}
-    return found | {"cut": result.dropped, "sinks": sinks, "dose": dose}
+    found |= {"cut": result.dropped, "sinks": sinks, "dose": {}}
+    if result.dose:
+        found["dose"] = result.dose.totals
+    return found
 
 
 def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[Row]]:

@@ -86,7 +86,9 @@ def contents(model: SinklabLM, requests: list[Any], meter: Meter) -> Contents:
         sinks += [about | fact for fact in given["sinks"]]
         rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
     meter.step()
-    return Contents({"answers": rows} | ({"sinks": sinks} if sinks else {}))
+    if sinks:
+        return Contents({"answers": rows, "sinks": sinks})
+    return Contents({"answers": rows})
 
 
 def conclude(work: Work) -> None:
@@ -167,7 +169,9 @@ def dose_rows(model: SinklabLM) -> list[Row]:
     rows = []
     for task, places in groupby(model.told, lambda place: place[0]):
         doses = [(place[1], model.told[place]) for place in places]
-        protocol = settings.protocol if settings.mask_sinks else ""
+        protocol = ""
+        if settings.mask_sinks:
+            protocol = settings.protocol
         edits = model.edits
         if "logprob" in doses[0][1]:
             edits = model.scored_edits

@@ -150,8 +150,8 @@ def published_numbers(task: str) -> list[Row]:
     for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         about: Row = {"task": task, "model": model, "source": "published", "control": "sinks"}
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
-            protocol = "paper" if k else ""
-            rows.append(about | {"protocol": protocol, "k": k, "accuracy": value, "stderr": stderr})
+            about["protocol"] = {0: ""}.get(k, "paper")
+            rows.append(about | {"k": k, "accuracy": value, "stderr": stderr})
     return rows
 
 
@@ -180,7 +180,9 @@ def _named(cell: Any) -> Row:
 
 def _masked(cell: Any) -> str:
     """Number of blocked keys, and the protocol."""
-    return f"{cell['k']}, {cell['protocol']}" if cell["k"] else "none"
+    if cell["k"] == 0:
+        return "none"
+    return f"{cell['k']}, {cell['protocol']}"
 
 
 def lost_text(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -235,20 +237,19 @@ def write_table1(folders: Iterable[str | Path], out: str | Path) -> Printed:
     Raises:
         ValueError: for folders without a finished benchmark run, and two runs of one cell.
     """
-    found = found_in(folders)
-    if not found.benchmarks:
-        left = ", ".join(f"{path} is unfinished" for path in found.unfinished[:3])
+    benchmarks, _ = found_in(folders)
+    if not benchmarks:
         raise ValueError(
-            "Table 1 is made from benchmark runs that came to their end, and there is "
-            f"none{left and '; '}{left}; run "
+            "Table 1 is made from benchmark runs that came to their end, and there is none; run "
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
-    cells, answers = read_cells(found.benchmarks)
+    cells, answers = read_cells(benchmarks)
     numbers = table1_numbers(cells, answers)
     beside = {
         LOST_TITLE: lost_text(numbers),
         "Most attended keys less others of equal mass": equal_mass_text(cells, answers),
     }
     beside = {title: table for title, table in beside.items() if len(table)}
-    notes = [*paper.TABLE1_NOTES, *found.left_out]
-    return write_printed(Path(out) / "table1", TITLE, table1_text(numbers), numbers, notes, beside)
+    return write_printed(
+        Path(out) / "table1", TITLE, table1_text(numbers), numbers, paper.TABLE1_NOTES, beside
+    )

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,10 @@ def score_sentences(run: Run) -> list[str]:
         if row["no_answer"] > 0:
             line += f"; no answer found in {row['no_answer']:.0%}"
         said.append(line)
-    for row in Benchmark(run).rows("doses").to_dict("records"):
+    doses: list[Row] = []
+    if "doses" in run.tables:
+        doses = run.table("doses").to_dict("records")
+    for row in doses:
         how = row["edits"]
         if row["protocol"]:
             how = f"protocol {row['protocol']} ({KEYS[Benchmark(run).control]})"
@@ -265,15 +268,6 @@ class Benchmark:
         """Tasks that were scored."""
         return list(dict.fromkeys(self.scores["task"]))
 
-    def rows(self, name: str, task: str | None = None) -> pd.DataFrame:
-        """Rows of a table on a task, None for all; none if the table was not written."""
-        if name not in self.run.tables:
-            return pd.DataFrame()
-        rows = self.run.table(name)
-        if task is None:
-            return rows
-        return rows[rows["task"] == task]
-
     def score(self, task: str, metric: str | None = None) -> pd.Series | None:
         """The row of this metric, else of the task's headline; None if it was not scored.
 
@@ -295,44 +289,26 @@ class Benchmark:
         return row
 
 
-@dataclass(frozen=True)
-class Found:
-    """Runs found in some folders."""
-
-    benchmarks: list[Benchmark] = field(default_factory=list)
-    trainings: list[Run] = field(default_factory=list)
-    unfinished: list[Path] = field(default_factory=list)
-    """Runs that are running, or were interrupted."""
-
-    @property
-    def left_out(self) -> list[str]:
-        """Notes that say which these are."""
-        return [f"not finished, so left out: {path}" for path in self.unfinished]
-
-
-def found_in(folders: Iterable[str | Path]) -> Found:
-    """Run folders of benchmarks and of training, at or below these folders; runs of other kinds are
-    passed over.
+def found_in(folders: Iterable[str | Path]) -> tuple[list[Benchmark], list[Run]]:
+    """Benchmarks and training runs, at or below these folders; runs of other kinds, and benchmarks
+    that did not come to their end, are passed over.
 
     Raises:
         ValueError: for a folder that does not exist, a damaged run, and if there is no run at all.
     """
-    found = Found()
+    benchmarks, trainings = [], []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
         for path in sorted({path.parent for path in folder.rglob("run.json")}):
             run = open_run(path)
             if run.info.kind == "training":
-                found.trainings.append(run)
-            elif run.info.kind == "benchmark":
-                if run.info.status == "complete" and "scores" in run.tables:
-                    found.benchmarks.append(Benchmark(run))
-                else:
-                    found.unfinished.append(path)
-    if found == Found():
+                trainings.append(run)
+            elif run.info.kind == "benchmark" and run.info.status == "complete":
+                benchmarks.append(Benchmark(run))
+    if not (benchmarks or trainings):
         raise ValueError(
-            "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab "
-            f"train`, but there is none below {', '.join(map(str, folders))}"
+            "tables are read from finished run folders of `sinklab eval`, `sinklab table1` and "
+            f"`sinklab train`, but there is none below {', '.join(map(str, folders))}"
         )
-    return found
+    return benchmarks, trainings

@@ -168,7 +168,9 @@ def plain_answer(answer: str) -> str:
     """
     text = answer.strip().replace("$", "")
     without_commas = text.replace(",", "")
-    return without_commas if without_commas.isdigit() else text
+    if without_commas.isdigit():
+        return without_commas
+    return text
 
 
 def task(data: str | None) -> Any:
