@@ -21,8 +21,6 @@ from sinklab.core.instrument.tap import Tap
 from sinklab.core.subject.masks import take
 from sinklab.lab.sink_logits import logits_of, with_logits
 
-_LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
-
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -77,12 +75,8 @@ def rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: T
     """Heads normed if the decoder norms them, and rotated, (B, H, W, D)."""
     if norm is not None:
         x_BWHD = norm(x_BWHD)
-    out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2
-    if x_BWHD.numel() < _LARGE:
-        return out_BWHD.addcmul_(x_BWHD.roll(half, -1), sin_BW1D).transpose(1, 2)
-    for there, here in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
-        out_BWHD[..., there].addcmul_(x_BWHD[..., here], sin_BW1D[..., there])
-    return out_BWHD.transpose(1, 2)
+    turned_BWHD = x_BWHD.roll(x_BWHD.shape[-1] // 2, -1)
+    return (x_BWHD * cos_BW1D).addcmul_(turned_BWHD, sin_BW1D).transpose(1, 2)
 
 
 def _attend(

@@ -60,9 +60,6 @@ _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3M
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 # Memories whose evaluations attend to all columns, as a trace reads them.
 _OPEN_STORES = (type(None), SinkPrefix, LogitPrefix, KeyValueStore, BlockStore)
-# Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory
-# is cleared for it.
-_PIECE = 256
 
 
 def _is_known(model: Any) -> bool:
@@ -191,15 +188,7 @@ def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
     if gate is None or up is None or down is None:
         return None
 
-    def piece(x_BWE: Tensor) -> Tensor:
-        return down(F.silu(gate(x_BWE), inplace=True).mul_(up(x_BWE)))
-
-    def whole(x_BWE: Tensor) -> Tensor:
-        if x_BWE.shape[1] <= _PIECE or x_BWE.device.type != "cpu":
-            return piece(x_BWE)
-        return torch.cat([piece(part) for part in x_BWE.split(_PIECE, 1)], 1)
-
-    return whole
+    return lambda x_BWE: down(F.silu(gate(x_BWE), inplace=True).mul_(up(x_BWE)))
 
 
 Compute = Callable[[Tensor, Tensor, Tensor, KeyValueStore], Tensor]
