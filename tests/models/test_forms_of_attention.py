@@ -17,10 +17,8 @@ from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 
 VARIANTS = [
     {},
-    {"sink_kind": "token", "sink_count": 1},
     {"sink_kind": "token", "sink_count": 2, "sink_side": "end"},
     {"sink_kind": "logit", "sink_count": 1},
-    {"logit_shift": True},
     {"logit_shift": True, "sink_kind": "token", "sink_count": 1},
 ]
 FORMS = ("causal", "first_alone")

@@ -36,11 +36,9 @@ def check_rows(model, **options):
 @pytest.mark.parametrize(
     "rule, schedule, cache",
     [
-        ("low_confidence", "even", "none"),
         ("low_confidence", "threshold:threshold=0.1", "prefix"),
         ("maskgit_plus", "factor:factor=1.4", "dual"),
         ("entropy", "entropy_bound:gamma=5.0", "prefix"),
-        ("topk_margin", "timed", "dual"),
     ],
 )
 def test_a_batch_equals_its_rows(rule, schedule, cache, stop_ids):

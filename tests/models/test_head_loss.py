@@ -54,7 +54,7 @@ def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
     return fast_grads
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_loss_and_gradients_equal_those_of_whole_logits(chunk, shift, tied):

@@ -34,8 +34,7 @@ def test_lora_without_peft_is_refused(monkeypatch):
     refused("peft", freeze, tiny_model(), "lora")
 
 
-@pytest.mark.parametrize("gate", ["none", "elementwise"])
-@pytest.mark.parametrize("sink", [0, 1])
+@pytest.mark.parametrize(("sink", "gate"), [(0, "none"), (1, "elementwise")])
 def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
     pytest.importorskip("peft")
     model = tiny_model(sink, gate=gate)
@@ -65,7 +64,7 @@ def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
     assert torch.equal(again(NOISY).logits, model(NOISY).logits)
 
 
-@pytest.mark.parametrize("kind", ["kv", "token", "zero"])
+@pytest.mark.parametrize("kind", ["kv", "zero"])
 def test_retrofit_teaches_the_sink_alone_and_its_file_brings_it_back(tmp_path, kind):
     save_tiny(tmp_path / "m", logit_shift=True)
     plain = load(tmp_path / "m")
@@ -155,7 +154,7 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
     refused(r"merge_lora\(model\) first", save_sink, model, file)
 
 
-@pytest.mark.parametrize("family, kind", [("llada", "kv"), ("dream", "token"), ("smdm", "kv")])
+@pytest.mark.parametrize("family, kind", [("dream", "token"), ("smdm", "kv")])
 def test_a_published_model_gets_a_sink(tmp_path, family, kind):
     folder, _ = getattr(toys, family)(tmp_path / family)
     ids = torch.arange(3, 15)[None]
