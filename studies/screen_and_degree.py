@@ -1,7 +1,7 @@
 """Questions 10 to 12 of what_sinks_do.md: a screen of heads, sinks removed by degree, and states
 amplified.
 
-    python studies/screen_and_degree.py measure          what is missing, four texts at a time; stop
+    python studies/screen_and_degree.py measure          what is missing, two texts at a time; stop
                                                          it and repeat it
     python studies/screen_and_degree.py measure heads smollm2 --texts 4
     python studies/screen_and_degree.py report           tables and figures, from the results
@@ -41,7 +41,7 @@ RESULTS = Path(__file__).with_suffix("")
 BOOKS = Path(os.environ.get("SINKLAB_BOOKS", "../shared/data/books_pd"))
 REAL = ("smollm2-diffusion", "smollm2")
 MODELS = ("tiny", "tiny-sink", "tiny-causal", *REAL)
-TEXTS, TOGETHER, LENGTH = 16, 4, 64
+TEXTS, TOGETHER, LENGTH = 16, 2, 64
 BETAS = (0.0, 0.25, 0.5, 0.75)
 ARMS = ("sinks", "random", "matched", "equal_mass")
 PLACE, RATIO = 30, 0.15
