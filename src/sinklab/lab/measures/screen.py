@@ -4,7 +4,8 @@ Blocking a key of weight p and value v changes a row's output o to o + p (o − 
 order the loss rises by the product of that change with the gradient of the loss, summed over rows:
 attribution patching (arXiv 2310.10348; its errors: AtP*, arXiv 2403.00745) of an edit with a closed
 form. One forward and one backward serve all heads, and each keeps O(S) numbers. It is worst where
-p is large, which is at sinks: block the first ones for real.
+p is large, which is at sinks: block the first ones for real. A head that needs but a part of its
+key's weight is missed (studies/what_sinks_do.md, question 10).
 """
 
 # B batch, R rows (a text under one mask), T texts, L layers, H query heads, Q queries, S keys,
