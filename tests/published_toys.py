@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiny_diffusion import tiny_tokenizer
 
@@ -155,36 +156,22 @@ UNSAID = {
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
+BASES = {"a2d-qwen2": "qwen2", "Fast_dLLM_Qwen": "qwen2", "Dream": "qwen2"}
+BASES |= {"a2d-qwen3": "qwen3", "sdar": "qwen3"}
+
+
 def adapted_shapes(config):
-    """Tensor names of a decoder under a name of its own, written out independently of the
-    reader.
-    """
-    width, kind = config["hidden_size"], config["model_type"]
-    head = config.get("head_dim") or width // config["num_attention_heads"]
-    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    shapes = {
-        "model.embed_tokens.weight": (config["vocab_size"], width),
-        "model.norm.weight": (width,),
-    }
-    for i in range(config["num_hidden_layers"]):
-        here = f"model.layers.{i}."
-        for one, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"{here}self_attn.{one}_proj.weight"] = (rows, width)
-            if kind in ("a2d-qwen2", "Fast_dLLM_Qwen", "Dream"):
-                shapes[f"{here}self_attn.{one}_proj.bias"] = (rows,)
-        if kind in ("a2d-qwen3", "sdar"):
-            shapes |= {f"{here}self_attn.{one}_norm.weight": (head,) for one in "qk"}
-        shapes[here + "self_attn.o_proj.weight"] = (width, queries)
-        shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
-        shapes |= {f"{here}{norm}.weight": (width,) for norm in NORMS}
-    return (
-        shapes
-        if config["tie_word_embeddings"]
-        else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
-    )
+    """Tensors of a decoder under a name of its own, as transformers' class has them."""
+    foreign = ("architectures", "attn_implementation", "auto_map", "model_type")
+    fields = {name: value for name, value in config.items() if name not in foreign}
+    base = AutoConfig.for_model(BASES.get(config["model_type"], "llama"), **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(base)
+    tensors, tied = model.state_dict().items(), model.all_tied_weights_keys
+    return {name: tuple(tensor.shape) for name, tensor in tensors if name not in tied}
 
 
-# the second layer is dense; the shared expert and the bias are what no published checkpoint has
+# the second layer is dense
 LLADA_MOE = {
     **_DECODER,
     "architectures": ["LLaDAMoEModelLM"],
@@ -240,7 +227,7 @@ LLADA2 = {
 def llada_shapes(config):
     """Tensor names of a LLaDA checkpoint, written out independently of the reader."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
-    keys = width // config["n_heads"] * (config["n_kv_heads"] or 1)
+    keys = width // config["n_heads"] * config["n_kv_heads"]
     layer = {
         "attn_norm": (width,),
         "q_proj": (width, width),
@@ -256,8 +243,6 @@ def llada_shapes(config):
     for i in range(config["n_layers"]):
         for name, shape in layer.items():
             shapes[f"model.transformer.blocks.{i}.{name}.weight"] = shape
-            if config["include_qkv_bias"] and name in ("q_proj", "k_proj", "v_proj"):
-                shapes[f"model.transformer.blocks.{i}.{name}.bias"] = shape[:1]
     shapes["model.transformer.ln_f.weight"] = (width,)
     if not config["weight_tying"]:
         shapes["model.transformer.ff_out.weight"] = (config["embedding_size"], width)

@@ -206,8 +206,7 @@ def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path):
     ModernBertForMaskedLM(config).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     lm = sinklab.load(folder)
-    assert (lm.chat_template, lm.special.mask, lm.special.eos, lm.special.bos) == (
-        "modernbert",
+    assert (lm.special.mask, lm.special.eos, lm.special.bos) == (
         50284,
         50283,
         CLS,
@@ -340,17 +339,3 @@ def test_what_does_not_take_ids_alone_is_refused_by_name():
 def test_a_checkpoint_of_no_family_is_pointed_to_wrap(tmp_path):
     tmp_path.joinpath("config.json").write_text('{"hidden_size": 8}', "utf-8")
     refused(r"wrap\(model, tokenizer\)", sinklab.load, tmp_path)
-
-
-def test_padding_is_hidden_from_a_module_that_knows_another_padding_id():
-    """A canvas pads with 0, which is RoBERTa's <s> and counts as a position of its text."""
-    lm = sinklab.wrap(tiny_masked("roberta"), word_tokenizer())
-    prompts = [[CLS, 7, 8, 9, 10], [CLS, 11]]
-    canvas = Canvas.from_prompts(prompts, new_tokens=4, mask_id=MASK, pad_id=0, closing=(SEP,))
-    *_, both = lm.model.denoise(canvas)
-    for row, prompt in enumerate(prompts):
-        *_, alone = lm.model.denoise(
-            Canvas.from_prompts([prompt], new_tokens=4, mask_id=MASK, closing=(SEP,))
-        )
-        assert both.ids_BS[row, 5 - len(prompt) :].tolist() == alone.ids_BS[0].tolist()
-    assert lm.model.config.pad_token_id == PAD and lm.model.config.first_position == PAD + 1

@@ -12,16 +12,12 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen
 
 import published_toys as toys
 from refusals import refused
-from sinklab.core.instrument import intervene, trace
-from sinklab.lab.checkpoints import describe, from_causal, load, untrained_twins
-from sinklab.lab.measures import MaskSinks
+from sinklab.lab.checkpoints import describe, from_causal, load
 from tiny_models import SIZES
 
 pytestmark = pytest.mark.ring("extras")
 
 IDS = torch.arange(3, 21).view(1, 18)
-MAKES = {"llada_moe": toys.llada_moe, "llada2": toys.llada2}
-every_make = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 
 
 def test_query_key_and_value_are_taken_apart(tmp_path):
@@ -40,24 +36,6 @@ def test_query_key_and_value_are_taken_apart(tmp_path):
     assert model.model.rotary_emb.inv_freq.shape == (4,)
 
 
-@every_make
-def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
-    folder, _ = make(tmp_path)
-    model = load(folder).model
-    with torch.inference_mode(), trace(model, ("received",)) as recording:
-        traced = model(IDS).logits
-    with torch.inference_mode():
-        assert torch.equal(model(IDS).logits, traced)
-        with intervene(model, MaskSinks(k=2)):
-            # the second step loses what received most in the first
-            first, masked = model(IDS).logits, model(IDS).logits
-    assert torch.equal(first, traced)
-    received = recording.array("received")
-    assert received.shape[-3:] == (3, 4, 18)
-    assert received.sum(-1) == pytest.approx(18, rel=1e-4)
-    assert not torch.allclose(masked, traced, atol=1e-3)
-
-
 def test_what_corrects_a_router_stays_float32(tmp_path):
     folder, tensors = toys.llada2(tmp_path)
     model = load(folder, dtype=torch.bfloat16).model
@@ -67,17 +45,6 @@ def test_what_corrects_a_router_stays_float32(tmp_path):
     )
     assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
     assert model(IDS).logits.dtype == torch.bfloat16
-
-
-@every_make
-def test_untrained_twins_of_experts(tmp_path, make):
-    loaded = load(make(tmp_path)[0])
-    twins = untrained_twins(loaded)
-    assert list(twins) == ["initialised", "permuted"]
-    fresh = twins["initialised"].model.state_dict()
-    for name in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):
-        assert abs(fresh[f"model.layers.2.mlp.{name}"].std().item() / 0.02 - 1) < 0.2, name
-    assert all((tensor == 0).all() for name, tensor in fresh.items() if name.endswith("bias"))
 
 
 @pytest.mark.parametrize(

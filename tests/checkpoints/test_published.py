@@ -2,7 +2,6 @@
 table itself.
 """
 
-import copy
 from functools import partial
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import Qwen2Tokenizer
 import published_toys as toys
 from refusals import refused
 from sinklab.lab.checkpoints import PUBLISHED, Published, SpecialIds, describe, from_causal, load
-from tiny_diffusion import save_tiny, tiny_tokenizer
+from tiny_diffusion import save_tiny
 
 IDS = torch.arange(3, 15)[None]
 
@@ -126,24 +125,6 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
     refused(message, load, tmp_path, **settings)
 
 
-def test_a_published_model_gets_a_sink_and_a_gate():
-    folder, _ = toys.llada("m", init_std=0.3)
-    plain = load(folder).model
-    asked = {"sink_kind": "token", "sink_count": 2, "gate": "elementwise", "gate_bias": 4.0}
-    model = load(folder, dtype="bfloat16", **asked).model
-    assert model.sink_embeddings.dtype == torch.bfloat16
-    assert model.sink_embeddings.shape == (2, 32)
-    assert 0.1 < model.sink_embeddings.float().std() < 0.6
-    assert all(torch.equal(gate.bias, torch.full_like(gate.bias, 4.0)) for gate in model.gates)
-    assert all(0.1 < gate.weight.float().std() < 0.6 for gate in model.gates)
-    for name, tensor in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor.bfloat16())
-    model.save_pretrained("again")
-    again = load("again", dtype="bfloat16").model
-    assert torch.equal(again.sink_embeddings, model.sink_embeddings)
-    assert torch.equal(again(IDS).logits, model(IDS).logits)
-
-
 WITHOUT_SINK, WITHOUT_GATE = {"sink_kind": "none", "sink_count": 0}, {"gate": "none"}
 
 
@@ -191,39 +172,17 @@ def test_a_setting_does_not_hide_a_tensor(tmp_path):
 
 
 def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
-    row = Published("llada", 300, SpecialIds(mask=298, eot=297, bos=296), 48, "llada")
+    row = Published("llada", 300, SpecialIds(mask=298, eot=297, bos=296), 48)
     monkeypatch.setitem(PUBLISHED, "someone/toy", row)
     folder, _ = toys.llada(tmp_path, _name_or_path="someone/toy", mask_token_id=None)
     loaded = load(folder)
     assert loaded.special == SpecialIds(mask=298, eos=1, eot=297, pad=1, bos=296, stop=(1, 297))
-    assert (loaded.context, loaded.chat_template) == (48, "llada")
+    assert loaded.context == 48
     assert (loaded.model.config.mask_token_id, loaded.model.config.eot_token_id) == (298, 297)
     folder, _ = toys.llada(
         tmp_path, _name_or_path="someone/toy", embedding_size=299, mask_token_id=290
     )
     assert load(folder).special == SpecialIds(mask=290, eos=1, pad=1, stop=(1,))
-
-
-def test_what_the_tokenizer_knows_of_the_end_is_kept():
-    folder, _ = toys.smdm("m", padded_vocab_size=300)
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.add_special_tokens({"pad_token": "<pad>", "bos_token": "<bos>"})
-    tokenizer.save_pretrained(folder)
-    loaded = load(folder)
-    config, special = loaded.model.config, loaded.special
-    ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
-    assert None not in ids
-    assert (special.eos, special.pad, special.bos) == ids
-    assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == ids
-    # the backbone would freeze the row of its padding
-    assert config.backbone.pad_token_id is None
-    assert loaded.model.model.embed_tokens.padding_idx is None
-    loaded.model.generate(IDS, max_new_tokens=2, stop_at_eos=True)
-    loaded.model.save_pretrained("again")
-    again = load("again")
-    assert again.tokenizer is None
-    assert (again.special.eos, again.special.pad, again.special.bos) == ids
-    assert again.model.model.embed_tokens.padding_idx is None
 
 
 def called(tmp_path, where):
@@ -235,7 +194,7 @@ def called(tmp_path, where):
     "where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"]
 )
 def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch, where):
-    row = Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
+    row = Published("llada", 300, SpecialIds(mask=298, bos=296), 48)
     monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
     folder = called(tmp_path, where)
     note = ("taken for someone/a-toy-1B: matched by folder name, family and vocabulary",)
@@ -248,12 +207,7 @@ def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch
     )
     for name in (folder, folder / "config.json"):
         info = describe(name)
-        assert (info.special.mask, info.context, info.chat_template, info.notes) == (
-            298,
-            48,
-            "llada",
-            note,
-        )
+        assert (info.special.mask, info.context, info.notes) == (298, 48, note)
     monkeypatch.chdir(folder)
     assert load(".").notes == note
 

@@ -11,39 +11,23 @@ from sinklab.lab.checkpoints import SpecialIds, load
 from sinklab.lab.checkpoints.tokens import ROLES, special_roles, token_text
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% "
-    "endfor %}<|im_start|>"
-)
 
-
-def with_specials(*texts, template=None):
+def with_specials(*texts):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens(
         {"additional_special_tokens": [AddedToken(text, special=True) for text in texts]}
     )
-    tokenizer.chat_template = template
     return tokenizer
 
 
-def test_the_chat_format_decides_what_belongs_to_it():
-    tokenizer = with_specials(
-        "<|im_start|>", "<|im_end|>", "<|tool|>", "<|note|>", template=CHATML + "<|note|>"
-    )
-    loaded = replace(tiny_loaded(), tokenizer=tokenizer)
-    roles = special_roles(loaded)
-    assert [
-        roles[tokenizer.convert_tokens_to_ids(text)] for text in ("<|im_start|>", "<|im_end|>")
-    ] == [
-        "template",
-        "eot",
+def test_conventional_texts_have_their_roles():
+    tokenizer = with_specials("<|im_start|>", "<|im_end|>", "<|tool|>")
+    roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
+    named = [
+        roles[tokenizer.convert_tokens_to_ids(f"<|{one}|>")]
+        for one in ("im_start", "im_end", "tool")
     ]
-    assert roles[tokenizer.convert_tokens_to_ids("<|note|>")] == "template", (
-        "the chat format writes it"
-    )
-    assert roles[tokenizer.convert_tokens_to_ids("<|tool|>")] == "other"
-    tokenizer.chat_template = "{{ raise_exception('broken') }}"
-    assert special_roles(loaded)[tokenizer.convert_tokens_to_ids("<|note|>")] == "other"
+    assert named == ["template", "eot", "other"]
 
 
 def test_ids_alone_will_do_and_the_mask_goes_first():

@@ -76,28 +76,6 @@ def test_every_row_can_be_gone_on_from(tmp_path, changes):
             assert same(list(islice(again, 5)), expected[row : row + 5]), (row, earlier)
 
 
-def test_going_on_tokenizes_nothing_before_the_block(tmp_path, monkeypatch):
-    texts = [f"{number}: {TEXT}" for number in range(200)]
-    folder = corpus(tmp_path, texts)
-    rows = list(islice(stream(folder, shuffle_rows=8), 1000))
-    at = next(n for n, row in enumerate(rows) if row["cursor"][2] >= 100)
-    read = []
-
-    def encode(documents, tokenizer):
-        for text in documents:
-            read.append(text)
-            yield torch.tensor(
-                tokenizer(text)["input_ids"] + [tokenizer.eos_token_id], dtype=torch.int32
-            )
-
-    monkeypatch.setattr(streams, "encode", encode)
-    again = stream(folder, shuffle_rows=8)
-    again.start_at(at + 1, rows[at]["cursor"].tolist())
-    assert same(list(islice(again, 4)), rows[at + 1 : at + 5])
-    assert read[0] == texts[int(rows[at]["cursor"][2])]
-    assert len(read) < 10
-
-
 def test_held_out_rows_are_left_out_in_every_pass(tmp_path):
     folder = corpus(tmp_path)
     whole = stream(folder, skip_rows=5, shuffle_rows=1)

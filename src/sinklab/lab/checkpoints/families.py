@@ -100,10 +100,6 @@ class Published:
     special: SpecialIds = NO_IDS
     context: int | None = None
     """Tokens, as its authors state it; its positions may reach further."""
-    chat_template: str | None = None
-    """Name of the chat format: of a family that has one, or the tokenizer's own (``chatml``,
-    ``llama3``).
-    """
 
 
 def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:

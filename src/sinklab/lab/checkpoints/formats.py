@@ -55,6 +55,9 @@ class LLaDA(Family):
         "rope_full_precision": (True, None),
         "rope_scaling": (None,),
         "clip_qkv": (None,),
+        # no published one has these
+        "include_qkv_bias": (False, None),
+        "multi_query_attention": (False, None),
         "embedding_dropout": (0, None),
         "residual_dropout": (0, None),
     }
@@ -65,22 +68,10 @@ class LLaDA(Family):
     published: ClassVar = published("llada")
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
-        """A Llama, or with biases on query, key and value a Qwen2."""
-        fields = self.fields(config, FORMATS["llada"]["fields"])
-        width = fields["hidden_size"]
-        # absent in old files
-        kv_heads = config.get("n_kv_heads") or fields["num_attention_heads"]
-        if config.get("multi_query_attention") and not config.get("n_kv_heads"):
-            kv_heads = 1
-        decoder: Any = LlamaConfig
-        if config.get("include_qkv_bias"):
-            decoder = Qwen2Config
-        backbone = decoder(
-            **fields,
+        """A Llama."""
+        backbone = LlamaConfig(
+            **self.fields(config, FORMATS["llada"]["fields"]),
             vocab_size=config.get("embedding_size") or self.field(config, "vocab_size"),
-            intermediate_size=config.get("mlp_hidden_size")
-            or self.field(config, "mlp_ratio") * width,
-            num_key_value_heads=kv_heads,
             rope_parameters={
                 "rope_type": "default",
                 "rope_theta": self.field(config, "rope_theta"),

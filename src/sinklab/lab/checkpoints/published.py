@@ -42,21 +42,6 @@ def known() -> dict[str, Published]:
 known()
 
 
-def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
-    """The row for the first of these names that has one, if its vocabulary is of this size.
-
-    Args:
-        names: Hub names, e.g. the name given and the ``_name_or_path`` of its config.
-        vocabulary: rows of the embedding; None does not compare.
-    """
-    rows = known()
-    found = [rows[name] for name in names if name in rows]
-    row = next(iter(found), None)
-    if row is not None and vocabulary is not None and row.vocabulary not in (None, vocabulary):
-        return None
-    return row
-
-
 def row_of(
     name: str, said: object, plan: CheckpointPlan
 ) -> tuple[Published | None, tuple[str, ...]]:
@@ -70,19 +55,22 @@ def row_of(
         plan: of the checkpoint.
     """
     vocabulary = plan.backbone.vocab_size
-    row = find(name, str(said), vocabulary=vocabulary)
+    rows = known()
+    row = next((rows[one] for one in (name, str(said)) if one in rows), None)
+    if row is not None and row.vocabulary in (None, vocabulary):
+        return row, ()
     folder = Path(name)
     if folder.is_file():
         folder = folder.parent
-    if row is not None or not folder.is_dir():
-        return row, ()
+    if not folder.is_dir():
+        return None, ()
     # not resolved: the name that a link has is the one that was chosen
     path = Path(os.path.abspath(folder)).as_posix()
     meant = path.rpartition("/")[2]
     cached = re.search(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+$", path)
     if cached:
         meant = "/".join(cached.groups())
-    rows = {one: row for one, row in PUBLISHED.items() if meant in (one, one.partition("/")[2])}
+    rows = {one: row for one, row in rows.items() if meant in (one, one.partition("/")[2])}
     if [(row.family, row.vocabulary) for row in rows.values()] != [(plan.family.name, vocabulary)]:
         return None, ()
     ((meant, row),) = rows.items()
@@ -110,10 +98,8 @@ def facts_of(
     if isinstance(config, DiffusionLMConfig):
         positions = config.text_positions
     limits = [stated(config, "context"), positions]
-    chat_template = None
     if row is not None:
         limits.append(row.context)
-        chat_template = row.chat_template
     special = special_ids(config, tokenizer, row, plan.family)
     notes = (*plan.notes, *notes)
     return row, {
@@ -121,7 +107,6 @@ def facts_of(
         "published_family": plan.family.name,
         "special": special,
         "context": min(limit for limit in limits if limit is not None),
-        "chat_template": chat_template,
         "notes": notes,
     }
 

@@ -232,9 +232,8 @@ def special_roles(loaded: Any) -> dict[int, str]:
 
     ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even if the config
     names it as padding too); then the ids that config, tokenizer and the table of published
-    checkpoints name, eot before eos, bos and pad. ``template`` are the other special tokens that
-    the chat format writes, ``image`` the ids from ``text_vocab_size`` on, ``other`` the rest of the
-    tokenizer's special tokens.
+    checkpoints name, eot before eos, bos and pad. ``image`` are the ids from
+    ``text_vocab_size`` on, ``other`` the rest of the tokenizer's special tokens.
     """
     special = loaded.special
     tokenizer = loaded.tokenizer
@@ -254,7 +253,6 @@ def special_roles(loaded: Any) -> dict[int, str]:
         ("eos", [special.eos, *special.stop, stated(tokenizer, "eos_token_id")]),
         ("bos", [special.bos, stated(tokenizer, "bos_token_id")]),
         ("pad", [special.pad, stated(tokenizer, "pad_token_id")]),
-        ("template", _template_ids(tokenizer, set(texts))),
         ("other", texts),
         ("image", range(first_image, config.vocab_size)),
     ]
@@ -275,17 +273,3 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
     for token_id in tokenizer.all_special_ids:
         found.setdefault(token_id, str(tokenizer.convert_ids_to_tokens(token_id)))
     return found
-
-
-def _template_ids(tokenizer: PreTrainedTokenizerBase | None, special: set[int]) -> list[int]:
-    """The special tokens that the chat format writes around a message."""
-    if tokenizer is None or not tokenizer.chat_template:
-        return []
-    text: Any = ""
-    # a chat format that cannot be used writes nothing
-    with suppress(Exception):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
-        )
-    written: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return [token_id for token_id in dict.fromkeys(written) if token_id in special]
