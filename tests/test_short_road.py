@@ -299,7 +299,10 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run, tmp_path):
     page = again.explore()
     folder = page.path.parent
     assert page.path.as_uri() in repr(page) and "<iframe sandbox" in page._repr_html_()
-    assert run.explore(tmp_path).path == tmp_path / "report.html" and (tmp_path / "tables").is_dir()
+    assert (
+        run.explore(tmp_path, tables=True).path == tmp_path / "report.html"
+        and (tmp_path / "tables").is_dir()
+    )
     del again
     gc.collect()
     assert not folder.exists()
