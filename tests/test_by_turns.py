@@ -1,6 +1,5 @@
 """The twin of speed: old and new by turns, and one file of results."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,6 @@ def test_old_and_new_take_turns_and_a_ratio_is_that_of_medians(turns, capsys):
     assert found["decoding"]["range"] == [9 / 8, 3.0]
     assert found["decoding again"]["ratio"] == 1.0
     assert "decoding: 1.125 [1.125, 3.0]" in capsys.readouterr().out
-
-
-def test_both_kinds_of_result_stand_in_one_file(turns, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr("measure.RESULTS", tmp_path)
-    for given in ((), ("--busy", "1")):
-        words = ["by_turns.py", "--only", "import", "tour", "--old", str(tmp_path / "old"), *given]
-        monkeypatch.setattr("sys.argv", words)
-        monkeypatch.setattr(by_turns, "ROOT", tmp_path / "new")
-        by_turns.main()
-    (file,) = tmp_path.glob("by_turns_cpu_*.json")
-    result = json.loads(file.read_text("utf-8"))
-    assert [*result["idle"]["cases"]] == ["import", "import again", "tour", "tour again"]
-    assert [*result["beside 1 busy loops"]["cases"]] == [*result["idle"]["cases"]]
-    assert [name for name, *_ in turns].count("tour") == 4 and len(turns) == 20
 
 
 def test_a_case_is_a_process_with_the_code_of_its_tree(monkeypatch, tmp_path):

@@ -254,24 +254,6 @@ def unmarked(text, findings, measured):
     return wrong
 
 
-def test_a_number_that_contradicts_the_findings_is_found(findings):
-    measured = json.loads(findings.RESULTS.read_text("utf-8"))
-    said = "On `tiny`, class explains {} % of the variance."
-    mark = "<!-- findings: attention explained by class of token, % | tiny -->"
-    right = f"{measured['measures']['attention explained by class of token, %']['`tiny`']:.1f}"
-    assert unmarked(said.format("50"), findings, measured) and unmarked(
-        f"`tiny` has {right} %.", findings, measured
-    )
-    assert unmarked(said.format(right + mark), findings, measured) == []
-    assert findings.filled(said.format("50.0" + mark), measured) == said.format(right + mark)
-    with pytest.raises(KeyError):
-        findings.filled(said.format("50.0" + mark.replace("tiny", "huge")), measured)
-    cost = "+1.9<!-- findings: change by most attended keys, k = 1 | tiny -->"
-    assert findings.filled(cost, measured).startswith("+") and findings.number_of(
-        measured, "held by random keys, k = 10", "tiny-causal"
-    ) == pytest.approx(2.8, abs=1)
-
-
 ADDED = (
     "rule",
     "statistic",
@@ -335,17 +317,6 @@ assert x == 1
 {bash}
 ```
 """
-
-
-@pytest.mark.parametrize("said", ["3 of 4, 0.60", "2 of 4, 0.51", "2 of 4"])
-def test_an_answer_that_is_not_printed_fails_its_page(tmp_path, said):
-    page = tmp_path / "page.md"
-    written = "<!-- printed -->\n```python\nprint('2 of 4, 0.60')\n```\n\n```text\n{}\n```\n"
-    page.write_text(written.format("2 of 4, 0.61"), "utf-8")
-    assert run_page(page, tmp_path) == 1
-    page.write_text(written.format(said), "utf-8")
-    with pytest.raises(AssertionError):
-        run_page(page, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -136,27 +136,3 @@ def test_names_of_the_core_keep_to_the_glossary(read, left):
         for one in read(path.read_text("utf-8"))
     ]
     assert len(found) <= left, "\n".join(found)
-
-
-def test_other_words_in_names_are_found():
-    code = """
-class Keys:
-    max_total: int
-    hidden_states: int
-    def gone(self, lost_BHQ, longest=3):
-        self.at_hand = [behind for behind in lost_BHQ.hidden_size]
-"""
-    assert [one.partition(":")[2].split(":")[0].strip() for one in other_names(code)] == [
-        "gone",
-        "lost_BHQ",
-        "longest",
-        "behind",
-    ]
-    assert other_names("def blocked(eligible_BHS, excluded, max_new): dropout = at.hidden") == []
-    assert other_names("class Gone:\n    HiddenKeys = 1") != []
-
-
-def test_participles_are_found():
-    code = "def narrowed(): ...\ndef seen_by(): ...\ndef leaving(): ...\ndef recomputed_loss(): ..."
-    assert participles(code) == ["1: narrowed", "2: seen_by", "3: leaving"]
-    assert participles("@property\ndef masked(): ...\ndef is_seen(): ...\ndef seed(): ...") == []

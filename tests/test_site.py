@@ -137,15 +137,6 @@ def test_a_notebook_is_kept_with_small_outputs(path):
     )
 
 
-def test_there_are_the_four_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == [
-        "any_model",
-        "redo_table_1",
-        "train_with_a_sink",
-        "watch_llada",
-    ]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, python):
     # the kernel imports the package that is tested

@@ -84,11 +84,3 @@ def test_what_is_named_in_full_is_there():
     assert {name for name in names if locate(name) is None} == {
         "sinklab.plugins",
     }
-
-
-def test_other_words_are_found():
-    assert other_words("It hides the most attended keys.") == [
-        "'hides the most attended keys': blocked"
-    ]
-    assert other_words("keys are gone, which cannot be told from an untrained\ntwin") != []
-    assert other_words("`hidden keys` are blocked; hidden states are not") == []

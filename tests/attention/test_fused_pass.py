@@ -162,32 +162,3 @@ def test_a_chunk_that_is_named_is_kept_to(monkeypatch):
     monkeypatch.setattr(received, "fast_path", lambda *call: pytest.fail("a fast path was asked"))
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
     attention_statistics(Scores.of(q, k), ("received",), chunk=4)
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="Triton is made for Linux alone")
-def test_a_tile_that_is_too_large_for_a_gpu_gives_way_to_a_small_one():
-    from triton.runtime.errors import OutOfResources
-
-    tried = []
-
-    class Kernel:
-        def __init__(self, room):
-            self.room = room
-
-        def __getitem__(self, grid):
-            def launch(*arguments, BQ, BS, **own):
-                tried.append((grid, BQ, BS))
-                if self.room < BQ * BS:
-                    raise OutOfResources(BQ * BS, self.room, "shared memory")
-
-            return launch
-
-    q, k = torch.randn(2, 4, 70, 8).bfloat16(), torch.randn(2, 2, 300, 8).bfloat16()
-    launch = score_pass._Launch(Scores.of(q, k), False)
-    launch._run(Kernel(1 << 20), (64, 256, 8, 3), 1, ())
-    assert tried == [((2, 4, 2), 64, 256)]
-    launch._run(Kernel(2000), (64, 256, 8, 3), 1, ())
-    assert tried[1:] == [((2, 4, 2), 64, 256), ((10, 4, 2), 32, 32)]
-    with pytest.raises(OutOfResources):
-        launch._run(Kernel(10), (128, 64, 8, 3), 0, ())
-    assert tried[3:] == [((1, 4, 2), 128, 64), ((3, 4, 2), 32, 32)]

@@ -12,10 +12,8 @@ from sinklab.core.attention import (
     Visibility,
     decoding,
     decoding_run,
-    is_observed,
     running,
     running_canvas,
-    unobserved,
 )
 
 IDS = torch.arange(8).view(2, 4)
@@ -74,10 +72,3 @@ def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts():
     may = (torch.arange(8) < 5).expand(1, 1, 3, 8).clone()
     assert Visibility(may, (1, 3, 8)).visible_BHS[0, 0].tolist() == [3] * 5 + [0] * 3
     assert Visibility(may, (1, 3, 8)).real_BQ is None
-
-
-def test_unobserved_is_undone_also_after_an_exception():
-    with pytest.raises(RuntimeError), unobserved():
-        assert not is_observed()
-        raise RuntimeError
-    assert is_observed()

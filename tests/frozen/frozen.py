@@ -1,10 +1,10 @@
 """What the frozen numbers are made of: how a value is written, read again and compared.
 
-A section is a module of this folder: `cells()` yields a name and a value for each cell, `TOLERANCE`
-says how far a number may be from the frozen one, and `EXCEPTED` names the cells that are known to
-be wrong, with the reason; where `SECTIONS` has groups, `cells(group)` yields those of one. Values
-are numbers, texts, arrays, tensors, lists and dicts. A section's data is one file, a line a cell,
-so that a change of the code shows in the history as the lines of the cells that it changed.
+A section is a module of this folder: `cells()` yields a name and a value for each cell, and
+`TOLERANCE` says how far a number may be from the frozen one; where `SECTIONS` has groups,
+`cells(group)` yields those of one. Values are numbers, texts, arrays, tensors, lists and dicts. A
+section's data is one file, a line a cell, so that a change of the code shows in the history as the
+lines of the cells that it changed.
 """
 
 import json
@@ -93,14 +93,9 @@ def differences(old: Any, new: Any, tolerance: float, where: str = "") -> Iterat
 
 
 def changes(name: str, new: dict[str, Any], beginning: str = "") -> Iterator[str]:
-    """Where the cells of a section whose names begin so differ from the frozen ones, but for the
-    excepted ones.
-    """
+    """Where the cells of a section whose names begin so differ from the frozen ones."""
     section, old = import_module(name), read(name)
-    excepted = tuple(getattr(section, "EXCEPTED", {}))
     for cell in sorted({one for one in old if one.startswith(beginning)} | new.keys()):
-        if cell.startswith(excepted):
-            continue
         if cell not in old or cell not in new:
             yield f"{cell}: {'is no longer made' if cell in old else 'is not frozen'}"
         else:

@@ -23,7 +23,6 @@ from sinklab.core.instrument import (
 )
 from sinklab.core.instrument.routes import ModelTap
 from sinklab.core.registry import statistics
-from tiny_diffusion import tiny_model
 from tiny_models import SIZES, llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -91,17 +90,6 @@ def test_the_model_keeps_its_attention_and_so_does_its_copy():
     assert len(recording.received) == 1
 
 
-def test_models_that_share_a_config_leave_each_other_alone():
-    one = llama()
-    two = type(one)(one.config).eval()
-    with trace(one) as first:
-        with refusing("the model was not run inside"), trace(two):
-            one(IDS)
-        two(IDS)
-        one(IDS)
-    assert len(first.received) == 2
-
-
 @pytest.mark.ring("lab")
 @pytest.mark.parametrize("causal, kv_heads", [(True, 2), (False, 4)])
 def test_eager_attention_is_read_as_sdpa_is(causal, kv_heads):
@@ -156,22 +144,6 @@ def test_eager_attention_that_ignores_its_mask_is_refused_where_a_key_is_blocked
     assert len(recording.received) == 1
     with refusing("ignores its mask"), intervene(encoder, BlockKeys(TopKeys(2), when="now")):
         encoder(frames)
-
-
-@pytest.mark.ring("lab")
-def test_our_own_models_whatever_their_backend():
-    """The pass of the sinks alone is not seen, blocks and padding are."""
-    found = []
-    for name in ("sdpa", "eager"):
-        model = tiny_model(2, block_length=4)
-        model.model.set_attn_implementation(name)
-        with torch.no_grad(), trace(model) as recording:
-            logits = model(IDS, attention_mask=LEFT).logits
-            assert torch.equal(model(IDS, attention_mask=LEFT).logits, logits)
-        assert recording.prefix == 2 and len(recording.received) == 2
-        found.append((logits[LEFT.bool()], recording.received[1], recording.visible[1]))
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from torch.testing import assert_close
 from refusals import refusing
 from sinklab.core.attention import is_observed
 from sinklab.core.instrument import intervene, trace
-from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast.arithmetic import bisected_median, partitioned_median
-from sinklab.lab.measures import MaskSinks
 from sinklab.lab.measures.statistics import MassiveActivations
 from sinklab.lab.scoring import ClipChannel, state_records
 from tiny_diffusion import tiny_model
@@ -211,30 +209,6 @@ def test_a_clip_is_that_of_the_hooks(model, name):
             (float(before.abs().max()), float(after.abs().max()))
         )
         assert record.changed == pytest.approx(float((before != after).float().mean()))
-
-
-def test_clips_compose_with_other_edits_and_leave_nothing():
-    model = tiny_model()
-    canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=5, mask_id=model.config.mask_token_id)
-    edits = (
-        ClipChannel(channels=4, limit=0.5),
-        MaskSinks(k=1),
-        ClipChannel(channels=4, limit=0.1, layers=(1,)),
-    )
-    with intervene(model, *edits) as log:
-        for _ in denoise(model.denoiser(), canvas):
-            with log.probing():
-                model(canvas.ids_BS)
-    labels = [record.edit for record in state_records(log)]
-    assert labels == ["clip_channel"] * 10 + ["clip_channel#2"] * 5 and log.forwards == 5
-    assert len(log.removals) == 4
-    assert not any(layer._forward_hooks for layer in model.model.layers)
-    plain = model(canvas.ids_BS).logits
-    with (
-        intervene(model, ClipChannel(channels=4, limit=0.0), allow_idle=True) as log,
-        log.probing(),
-    ):
-        assert torch.equal(model(canvas.ids_BS).logits, plain)
 
 
 @pytest.mark.parametrize(

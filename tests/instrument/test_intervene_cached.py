@@ -167,21 +167,6 @@ def test_forwards_between_the_steps_end_no_run():
     )
 
 
-def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it():
-    model = tiny_model(SINKS)
-    with intervene(model, MaskSinks(2, when="clean")) as log:
-        for prompts in PAIRS:
-            canvas = canvas_of(model, prompts)
-            with log.probing():
-                model(canvas.ids_BS)
-            list(model.denoise(canvas))
-    assert [removal.forward for removal in log.removals] == [*range(NEW)] * 2
-    first, second = log.removals[0].columns_BLHM, log.removals[NEW].columns_BLHM
-    assert not torch.equal(first, second)
-    for run, columns in ((log.removals[:NEW], first), (log.removals[NEW:], second)):
-        assert all(torch.equal(removal.columns_BLHM, columns) for removal in run)
-
-
 REORDERING = {
     "beam_search": {"num_beams": 3},
     "assisted_generation": {"prompt_lookup_num_tokens": 2},

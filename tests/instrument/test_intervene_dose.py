@@ -9,7 +9,7 @@ import torch
 from probed import IDS, TEXTS, padding
 
 from refusals import refused
-from sinklab.core.instrument import BlockKeys, Dose, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.lab.measures import PROTOCOLS, EqualMass, MaskSinks, by_protocol
 from sinklab.lab.measures.controls import TOLERANCE
@@ -68,19 +68,6 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
     assert math.isnan(dose.overlap) and math.isnan(dose.matched)
     assert (log.removals[0]["chosen"] == 3).all()
     assert str(dose).startswith("3.00 keys a head (") and str(dose).endswith("\u00a0% removed")
-
-
-def test_doses_pool_as_their_logs_do():
-    model = llama()
-    with torch.no_grad(), intervene(model, MaskSinks(2)) as log:
-        for ids in TEXTS:
-            model(ids)
-    parts = [Dose.of([record], rows_B) for record in log.removals for rows_B in torch.eye(2).bool()]
-    assert len(parts) == 6
-    for name, value in Dose.pooled(parts).row().items():
-        assert value == pytest.approx(log.dose().row()[name], nan_ok=True), name
-    assert log.dose("block_keys") == log.dose() and log.dose("window_attention").weight == 0
-    assert log.summary()["removed"] == log.dose().removed
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

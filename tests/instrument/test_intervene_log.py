@@ -13,9 +13,8 @@ from packaging.version import Version
 from probed import IDS, padding
 from torch.testing import assert_close
 
-from sinklab.core.instrument import BlockKeys, Edit, SinkKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, Edit, intervene
 from sinklab.core.registry import interventions
-from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.scoring import ClipChannel, removal_table
 from tiny_models import Attends, HandWritten, checkpointed, llama
@@ -109,30 +108,6 @@ def test_keys_that_stay_the_same_are_listed_and_kept_once():
     assert all(one is other for one, other in zip(keys[:half], keys[half:], strict=True))
     first, second = log.removals
     assert first.columns_BLHM is second.columns_BLHM
-
-
-def test_room_at_the_end_of_a_memory_is_no_prefix():
-    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
-    seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
-
-    model = Attends()
-    with intervene(model, WindowAttention(1)) as log, trace(model) as recording:
-        model(q, k, k, attn_mask=seen)
-    assert log.tap.prefix == 0
-    assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
-
-
-def test_a_row_that_sees_nothing_loses_nothing_and_says_nothing_of_the_prefix():
-    q_BHSD, seen_BHSS = torch.randn(2, 1, 4, 4), torch.ones(2, 1, 4, 4, dtype=torch.bool)
-    seen_BHSS[1] = False
-
-    model = Attends()
-    with intervene(model, BlockKeys(SinkKeys(Excess(0.0)))) as log:
-        for _ in range(2):
-            model(q_BHSD, q_BHSD, q_BHSD, attn_mask=seen_BHSS)
-    assert log.tap.prefix == 0
-    removed_B = log.removals[0]["keys"][:, 0, 0]
-    assert removed_B[0] > 0 and removed_B[1] == 0
 
 
 class Uneven(torch.nn.Module):

@@ -135,23 +135,6 @@ def test_window_against_the_slow_twin(causal, padded):
     assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal["held"].isnan().all()
 
 
-@pytest.mark.parametrize("keep_prefix", [False, True])
-def test_a_window_of_none_leaves_the_own_key_and_the_prefix(keep_prefix):
-    model = Prefixed()
-    with (
-        intervene(model, WindowAttention(0, keep_prefix=keep_prefix)) as log,
-        trace(model) as recording,
-    ):
-        model(IDS)
-    received = recording.received[0]
-    if keep_prefix:
-        assert (received[..., :2] > 0).all() and (received[..., 2:] < 1).all()
-    else:
-        assert_close(received, torch.tensor([0.0] * 2 + [1.0] * 12).expand_as(received))
-    assert log.removals[0]["left"].unique().tolist() == [3.0 if keep_prefix else 1.0]
-    assert log.removals[0]["keys"].unique().tolist() == [11.0 if keep_prefix else 13.0]
-
-
 def test_a_canvas_that_does_not_fit_is_refused():
     model, (q, k) = Attends(), (torch.randn(1, 2, size, 4) for size in (3, 12))
     with refusing("got 3 queries and 12 keys"), intervene(model, WindowAttention(2)):
@@ -211,13 +194,6 @@ def test_edits_that_together_take_everything_are_refused():
     # Zeroed values are still seen: nothing is lost but what they say.
     with intervene(model, first, MaskPositions(range(6, 12), how="zero_value")):
         assert model(IDS).isfinite().all()
-
-
-def test_positions_that_are_not_there_yet():
-    causal = llama(causal=True)
-    with intervene(causal, MaskPositions(14)) as log:
-        causal.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    assert [int(removal["keys"].max()) for removal in log.removals] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,20 @@ attention.
 """
 
 # B batch, H heads, Q queries, S keys
-from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
 from probed import EXACT, IDS, padding
-from torch import nn
 from torch.testing import assert_close
 
 from refusals import refusing
 from sinklab.core.attention import running
 from sinklab.core.attention.context import decoding
-from sinklab.core.instrument import BlockKeys, Choice, TopKeys, intervene
-from sinklab.core.instrument.arguments import read_call
+from sinklab.core.instrument import BlockKeys, intervene
 from sinklab.core.subject import Canvas
-from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks, Random
+from sinklab.lab.measures import LoneRows, MaskPositions, MaskSinks
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 
@@ -114,23 +110,3 @@ def test_values_of_other_keys_are_no_choice_where_queries_see_different_keys():
     refused = refusing("different keys")
     with refused, intervene(model, BlockKeys("top:k=1", when="now", how="shuffle_value")):
         model(IDS)
-
-
-def test_random_keys_of_the_same_age_stand_near():
-    keys = torch.zeros(1, 1, 200, 4)
-    call = read_call("layer", nn.Identity(), {"query": keys, "key": keys, "value": keys}, {})
-    scores_BHS = torch.zeros(1, 1, 200)
-    scores_BHS[..., 100] = 9.0
-    call.known["received_BHS"] = scores_BHS
-    generator = torch.Generator().manual_seed(0)
-    places = {"count": [], "age": []}
-    for _ in range(20):
-        for match in places:
-            draw = partial(torch.rand, generator=generator)
-            flags_BHS = Random(TopKeys(1), match=match).select(
-                call.within(choice=Choice(draw=draw))
-            )
-            assert int(flags_BHS.sum()) == 1 and not flags_BHS[..., 100]
-            places[match].append(int(flags_BHS.nonzero()[0, 2]))
-    assert max(abs(place - 100) for place in places["age"]) < 8 < np.std(places["count"])
-    assert len(set(places["age"])) > 5

@@ -113,19 +113,6 @@ def test_torch_jit_trace_inside_of_a_trace_is_refused_by_name():
     assert recording.array("received").shape[0] == 2
 
 
-def test_traces_may_end_out_of_order():
-    model = HandWritten()
-    first, second = trace(model), trace(model)
-    one, two = first.__enter__(), second.__enter__()
-    model(IDS)
-    first.__exit__(None, None, None)
-    model(IDS)
-    second.__exit__(None, None, None)
-    model(IDS)
-    assert (len(one.received), len(two.received)) == (1, 2)
-    assert hooks(model) == 0
-
-
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_forward_that_fails_leaves_no_trace(error):
     model = HandWritten()

@@ -53,20 +53,6 @@ def test_a_session_announces_the_columns_that_run_predecessors_included(columns,
     assert recording.values("row_entropy")[1].shape[-1] == len(expected)
 
 
-@pytest.mark.ring("lab")
-def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places():
-    model = tiny_model(2)
-    session, wanted = model.denoiser().begin(), torch.zeros(2, 12, dtype=torch.bool)
-    wanted[:, 4:7] = True
-    session(IDS, wanted)
-    with trace(model) as recording:
-        session(IDS, wanted, slice(4, 7))
-    assert recording.prefix == 2
-    assert recording.columns[0].tolist() == [4, 5, 6]
-    assert recording.array("positions").tolist() == [[12.0, 12.0]]
-    assert recording.visible[0].tolist() == [[3] * 14] * 2
-
-
 def test_what_was_recorded_is_ordinary_tensors():
     model = tiny_model(1)
     wanted = torch.ones(2, 12, dtype=torch.bool)
@@ -101,25 +87,3 @@ def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected():
         assert first[:, 1, 1].isnan().all()
         assert not first[:, [0, 2, 3]].isnan().any() and not first[:, 1, 0].isnan().any()
     assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
-
-
-class ByHeight(torch.nn.Module):
-    """A layer of one head that reads numbers, not ids; with a mask by row."""
-
-    def forward(self, x_BS):
-        x_BS1 = x_BS.unsqueeze(-1)
-        seen_BSS = (x_BS1 < 1).transpose(1, 2).expand(-1, x_BS.shape[1], -1)
-        return torch.nn.functional.scaled_dot_product_attention(
-            x_BS1, x_BS1, x_BS1, attn_mask=seen_BSS
-        )
-
-
-def test_numbers_are_no_ids_and_a_mask_by_row_is_read_of_a_call_without_heads():
-    x_BS, model = torch.tensor([[0.5, 0.2, 3.0], [0.1, 2.0, 0.3]]), ByHeight()
-    with tapped(model, Listener()) as tap, trace(model) as recording:
-        model(x_BS)
-        assert tap.ids_BS is None
-    assert (recording.received[0][:, 0, 0] > 0).tolist() == [
-        [True, True, False],
-        [True, False, True],
-    ]

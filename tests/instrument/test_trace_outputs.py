@@ -8,7 +8,6 @@ import torch
 from probed import IDS, PADDED
 from torch.testing import assert_close
 
-from sinklab.core.attention import running
 from sinklab.core.instrument import BlockKeys, Listener, TopKeys, intervene, trace
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.registry import statistics
@@ -76,10 +75,3 @@ def test_autoregressive_decoding_with_a_cache():
         assert norms.shape == (2, 2, 4, 1) and (norms <= bounds * (1 + 1e-5)).all()
     is_there = torch.from_numpy(recording.array("row_entropy"))[1].isfinite().all(0)
     assert is_there.tolist() == [[[key == 12 for key in range(15)]] * 4] * 2
-
-
-def test_an_announcement_of_another_canvas_is_not_taken_for_ones_own():
-    model = HandWritten()
-    with running(torch.zeros(2, 40, dtype=torch.long)), trace(model) as recording:
-        model(IDS)
-    assert recording.columns[0].tolist() == list(range(12)) and recording.prefix == 0

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from refusals import refused, refusing
-from sinklab.core.attention import is_watched, watching
+from sinklab.core.attention import is_watched
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast import decoder
@@ -107,24 +107,6 @@ def test_another_models_training_is_the_same_bit_for_bit(other_thread):
     with trace(model):
         assert not InSequence.serving(model)
         model(IDS)
-
-
-def test_a_model_is_watched_with_its_parts_and_what_it_is_part_of():
-    model, other = tiny_model(), tiny_model()
-    layer, sibling, wrapper = model.model.layers[0], model.model.layers[1], Wrapper(model)
-    with watching(model):
-        assert all(
-            map(is_watched, (model, model.model, layer, sibling, wrapper))
-        ) and not is_watched(other)
-        with watching(layer):
-            pass
-        assert is_watched(layer)
-    with watching(layer):
-        assert all(map(is_watched, (layer, layer.mlp, model.model, model, wrapper)))
-        assert not any(map(is_watched, (sibling, model.lm_head, other)))
-    with pytest.raises(ZeroDivisionError), watching(model):
-        _ = 1 / 0
-    assert not any(map(is_watched, (model, layer, wrapper)))
 
 
 def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):

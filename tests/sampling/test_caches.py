@@ -5,11 +5,8 @@ import torch
 
 from refusals import refused
 from sinklab.core.subject import (
-    Cache,
     Canvas,
     Denoiser,
-    Evaluation,
-    Places,
     Session,
     cache_of,
     denoise,
@@ -66,13 +63,6 @@ def test_a_cache_recomputes_the_block_or_what_follows_too(cache, stop):
     assert asked(None) == ["afresh"] * 5
 
 
-def test_refreshes():
-    for every, full in ((1, [0, 1, 2, 3, 4]), (3, [0, 3]), (None, [0])):
-        cache = DualCache(refresh_every=every)
-        assert [nth for nth in range(5) if cache.columns(4, 6, 9, nth) is None] == full
-    refused("refresh_every must .*0", DualCache, refresh_every=0)
-
-
 def test_caches_by_name():
     made = [cache_of(name) for name in ("none", "prefix", "dual")]
     assert made == [None, PrefixCache(), DualCache()]
@@ -107,21 +97,3 @@ def test_rows_whose_blocks_stand_elsewhere_are_refused():
     )
     refused(message, denoise, Notebook(), canvas, cache=PrefixCache())
     assert len(list(denoise(Notebook(), canvas))) == 2
-
-
-def test_a_cache_of_ones_own_may_name_columns():
-    class Sinks(Cache):
-        def columns(self, start, stop, length, nth):
-            return None if nth == 0 else torch.tensor([0, *range(start, stop)])
-
-    denoiser = Notebook()
-    block_BS = torch.tensor([[-1, -1, 0, 0, 1]])
-    evaluate = Evaluation(denoiser, Sinks(), block_BS)
-    ids_BS = torch.full((1, 5), MASK)
-    for block, nth in [(0, 0), (0, 1), (1, 1)]:
-        evaluate(ids_BS, Places.of(block_BS == block), block, nth)
-    assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [
-        None,
-        [0, 2, 3],
-        [0, 4],
-    ]

@@ -123,18 +123,3 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
         ("origin", "alpha"),
     ]
     assert sorted(refused) == sorted(expected)
-
-
-@pytest.mark.ring("lab")
-@pytest.mark.parametrize("rule, schedule", [("low_confidence", "even"), ("entropy", "timed")])
-def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
-    def order(seed, alg_temp):
-        drawn = start(
-            seed, rule=unmasking_rules[rule](alg_temp=alg_temp), schedule=schedule, steps=12
-        )
-        return [step.committed_BS.tolist() for step in drawn]
-
-    assert order(1, 0.5) == order(1, 0.5)
-    assert order(1, 0.5) != order(2, 0.5)
-    assert order(1, 0.5) != order(1, None)
-    assert order(1, 1e-6) == order(1, None), "cold draws take the best"

@@ -8,7 +8,6 @@ import torch
 from host_reads import HostReads, counted
 from transformers import LlamaConfig
 
-from refusals import refusing
 from sinklab.core.attention import context
 from sinklab.core.instrument import BlockKeys, SinkKeys, intervene
 from sinklab.core.sinks import Excess
@@ -151,15 +150,6 @@ def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, 
             "the log of a step is one piece"
         )
     assert reads[0] == reads[1]
-
-
-def test_what_an_edit_refuses_is_told_at_the_end_of_the_forward(far):
-    some, model = CANVASES["one row"], toy()
-    far()
-    steps = denoise(model.denoiser(), some)
-    with refusing(r"every query must keep a key, .*row 0"):  # noqa: SIM117
-        with intervene(model, MaskSinks(k=13), allow_idle=True):
-            list(steps)
 
 
 def test_the_counter_counts():

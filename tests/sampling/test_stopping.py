@@ -47,28 +47,6 @@ def test_every_step_equals_the_loop_written_out(settings, blocks):
     assert saved > 0 or "steps" in settings
 
 
-@LAB
-def test_filled_and_committed_positions_are_told_apart():
-    canvas, _, steps = both(4, [3, 11, 14], rule="left_to_right")
-    masked_BS = canvas.open_BS
-    filled_B = torch.zeros(4, dtype=torch.long)
-    for step in steps:
-        assert torch.equal(step.masked_BS, masked_BS)
-        assert not (step.filled_BS & ~canvas.open_BS).any()
-        assert not (step.filled_BS & step.committed_BS).any(), (
-            "left to right commits nothing beyond a stop id"
-        )
-        changed_BS = step.ids_BS != step.before_BS
-        assert torch.equal(changed_BS, changed_BS & (step.committed_BS | step.filled_BS))
-        assert torch.equal(~step.confidence_BS.isnan(), step.masked_BS), (
-            "one block: every mask is a candidate"
-        )
-        filled_B += step.filled_BS.any(1)
-        masked_BS = masked_BS & ~step.committed_BS & ~step.filled_BS
-    assert not masked_BS.any()
-    assert filled_B.max() == 1, "a row ends once"
-
-
 def scripted(tokens):
     """Proposes the same tokens at every step, the leftmost with most confidence."""
 

@@ -45,13 +45,6 @@ def test_keys_seen_by_fewer_queries_keep_their_proportion():
     assert seen.tolist() == [8, 6, 4, 2]
 
 
-def test_steps_that_do_not_exist_stay_away():
-    received = np.full((2, 3), np.nan, dtype=np.float16)
-    scaled, seen = even_share(received, np.full((2, 3), np.nan), np.array([np.nan, 0]))
-    assert np.isnan(scaled).all() and np.isnan(seen).all() and scaled.dtype == np.float32
-    assert not find_sinks(received, Excess(), np.full((2, 3), np.nan), np.array([np.nan, 0])).any()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rule", [Excess(), Excess(2.0, "zscore"), Gu()])
 def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
@@ -82,14 +75,3 @@ def test_errors_name_the_shapes():
         r"shapes \(5, 8\) and \(3, 8\)", even_share, np.ones((3, 8)), np.ones((5, 8)), np.ones(3)
     )
     refused(r"shapes \(2, 8\) and \(8,\)", find_sinks, torch.ones(8), Excess(), torch.ones(2, 8))
-
-
-@pytest.mark.ring("lab")
-def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
-    from sinklab.lab.analysis.counts import main_sink
-
-    received = np.array(
-        [[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]]
-    )
-    assert main_sink(received).tolist() == [2, -1, 0, 1]
-    assert main_sink(np.array([[[0.0, np.nan, 5.0], [1.0, 2.0, 3.0]]])).tolist() == [[2, 2]]
