@@ -145,29 +145,6 @@ def test_one_of_every_kind_is_reached_by_name(here, python):
     assert list((here / "page").glob("sinks_and_norms*.svg"))
 
 
-def test_a_plugin_is_named_on_the_command_line_alone(here, capsys):
-    """A run folder that names a plug-in which is not there is read, and is not reproduced; it names
-    no file to run.
-    """
-    assert main(["trace", "Sea", "--model", "plain", "--out", "run", *RUN.split(" ")]) == 0
-    file, before = here / "run/run.json", open_run("run").info.settings
-    record = json.loads(file.read_text("utf-8"))
-    for changes, message in (
-        (
-            {"edits": ["haze:strength=2"]},
-            "intervention must be .*'haze'; if a plug-in defines it, install",
-        ),
-        ({"statistics": ["received", "haze"]}, "statistic must be .*'haze'"),
-        ({"plugin": "evil.py"}, "run has no field 'plugin'"),
-    ):
-        file.write_text(json.dumps(record | {"settings": before | changes}), "utf-8")
-        assert open_run("run").info.settings == before | changes
-        capsys.readouterr()
-        assert main(["trace", "--config", "run", "--model", "plain", "--out", "again"]) == 2
-        assert re.search(message, capsys.readouterr().err)
-        assert not Path("again").exists()
-
-
 def test_a_file_that_is_no_plugin_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("1 / 0", "utf-8")

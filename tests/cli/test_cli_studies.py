@@ -58,32 +58,6 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model, capsys):
 
 
 @pytest.mark.slow
-def test_untrained_twins_are_asked_for_left_out_and_reproduced(model, capsys):
-    kinds = ("initialised", "permuted")
-    twins = tuple(f"{name}-{kind}" for kind in kinds for name in ("attention", "measures"))
-    for flags, expected in (
-        ("--no-twin", ()),
-        ("--twin", twins),
-        ("--config twin --twin", twins),
-    ):
-        folder = flags.strip("-").replace(" ", "-")
-        assert (
-            cli(
-                f"trace The --model {model} --out {folder} "
-                f"{'' if 'config' in flags else QUICK} {flags}"
-            )
-            == 0
-        )
-        assert {*open_run(folder).array_files} == {"attention", "measures", *expected}
-    assert (
-        "a control (shuffled weights) reads the same canvases" in capsys.readouterr().err
-    ) == bool(twins)
-    # the flag that was left out may come later
-    assert cli(f"trace The --model {model} --out no-twin {QUICK} --twin") == 0
-    assert {*open_run("no-twin").array_files} == {"attention", "measures", *twins}
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_compare_prints_a_table_and_writes_the_page(model, capsys):
     for name, edits in (("plain", ""), ("masked", "--edits block_keys:keys=top:k=2")):
