@@ -9,8 +9,7 @@ Parts: `variants` (A), `masking` (B, C, D), `parts` (E, F), as in backcopy/resul
 of every model are kept in --out: the same command goes on where it stopped, beside others.
 """
 
-# B rows, S columns of a row (the start token in the first), T = S − 1 drawn tokens, X tokens, M
-# masked positions, V vocabulary, H heads, L layers, K keys
+# B rows, S columns (start first), T = S − 1, X tokens, M masks, V ids, H heads, L layers, K keys
 import argparse
 import copy
 import itertools
