@@ -48,7 +48,7 @@ def check_rule(rule: Any) -> None:
     assert whole.dtype == bool and whole.shape == received.shape, "its answer is not key by key"
     unseen = np.full((3, 4, 2), np.nan)
     padded = find_sinks(np.concatenate([received, unseen], -1), rule, 24)
-    same = {
+    same: dict[str, Any] = {
         "arrays and tensors get different answers": find_sinks(torch.tensor(received), rule, 24),
         "a head is judged by what other heads receive": [
             *(find_sinks(one[None], rule, 24)[0] for one in received)

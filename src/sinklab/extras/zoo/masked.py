@@ -60,7 +60,9 @@ class MaskedLanguageModel(Family):
             )
         if row is not None and tokenizer is not None and not tokenizer.chat_template:
             tokenizer.chat_template = FORMATS[self.name]["chat_template"]
-        parts = wrapped(model, tokenizer, row and row.special.mask, "masked", sizes)
+        parts = wrapped(
+            model, tokenizer, None if row is None else row.special.mask, "masked", sizes
+        )
         if row is not None:
             parts["special"] = replace(parts["special"], eos=row.special.eos, stop=row.special.stop)
             parts["model"].config.eos_ids = row.special.stop

@@ -77,6 +77,9 @@ def scored(received: Any, visible: Any = None, positions: Any = None) -> Scored:
             is there is a query too, and sees all others.
         positions: see `even_share`.
     """
+    whole: Any
+    seen: Any
+    count: Any
     whole, seen, count = (
         None if one is None else at_least_single(one, np) for one in (received, visible, positions)
     )

@@ -296,13 +296,14 @@ def filled(
     given |= {"dtype": dtype, "device_map": device_map, "attn_implementation": "sdpa"}
     with refused(fault), quiet():
         # shapes are reported with the names
-        made, found = type(model).from_pretrained(
+        read: Any = type(model).from_pretrained(
             folder,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **given,
         )
+    made, found = read
     if folder is not None:
         if not quantised:
             # as transformers' own class does

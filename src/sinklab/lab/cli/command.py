@@ -156,7 +156,8 @@ class StudyCommand(Command):
         prompts = self.inputs.read(self.prompt)
         if prompts:
             settings = dataclasses.replace(settings, prompts=prompts)
-        models = self.model if isinstance(self.model, tuple) else (self.model,)
+        given: Any = self.model
+        models = given if isinstance(given, tuple) else (given,)
         gpus = self.gpus_per_worker
         if gpus is None:
             reading = self.reading

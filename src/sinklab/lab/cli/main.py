@@ -81,7 +81,7 @@ class List(Command):
             one_of("registry", name, KINDS)
             say(f"{name}:")
             for entry, value in registry.REGISTRIES[name].items():
-                if dataclasses.is_dataclass(value):
+                if isinstance(value, type) and dataclasses.is_dataclass(value):
                     options = inspect.signature(value).parameters.values()
                     told = [str(one.replace(annotation=one.empty)) for one in options]
                     entry += f" ({', '.join(told)})" * bool(told)

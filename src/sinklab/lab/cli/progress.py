@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -76,7 +76,7 @@ class Shown(Progress):
         """Print a line, on a terminal above the one that stays."""
         self._told = self._bars.get_time()
         line = f"{self._told - self._started:6.1f} s  {spelt(text)}"
-        how = {"highlight": False, "markup": False, "soft_wrap": True}
+        how: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         self._bars.console.print(line, style="dim", **how)
 
     def count(self, done: float, total: float, what: str = "") -> None:
@@ -102,7 +102,11 @@ def working() -> Iterator[Shown]:
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     words = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    how = {"transient": True, "disable": not console.is_terminal, "speed_estimate_period": 1e9}
+    how: dict[str, Any] = {
+        "transient": True,
+        "disable": not console.is_terminal,
+        "speed_estimate_period": 1e9,
+    }
     with Bars(*columns, console=console, **how) as bars:
         shown = Shown(bars)
         before = COUNT.set(shown.count)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -251,7 +251,7 @@ class RunWriter:
             for name, given in content.arrays.items():
                 own, before = storage.dense(given), arrays.get(name, Arrays({}))
                 values = {f"{sample}/{key}": value for key, value in own.values.items()}
-                arrays[name] = Arrays(before.values | values, before.dims | own.dims)
+                arrays[name] = Arrays({**before.values, **values}, {**before.dims, **own.dims})
         self._put(part, tables, arrays)
 
     def table(self, name: str, columns: Mapping[str, Any] | list[Any] | pd.DataFrame) -> None:
@@ -267,10 +267,11 @@ class RunWriter:
     ) -> None:
         """Write files, and then list them in run.json."""
         sums = {}
-        for suffix, write, found in (
+        written: list[tuple[str, Callable[[Path, Any], None], Mapping[str, Any]]] = [
             (TABLES, _write_tables, tables),
             (ARRAYS, storage.write_arrays, arrays),
-        ):
+        ]
+        for suffix, write, found in written:
             for name, content in found.items():
                 target = self.path / file_of(name, suffix, part)
                 write(target, content)

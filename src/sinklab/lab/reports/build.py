@@ -158,8 +158,8 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 def contrast_of(studies: Iterable[Study]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
-    recorded = [study for study in studies if study.layers]
-    return contrast([(study.answers, study.measured.motion.mobility_S) for study in recorded])
+    moved = [(study.answers, study.measured.motion) for study in studies if study.layers]
+    return contrast([(answers, motion.mobility_S) for answers, motion in moved if motion])
 
 
 def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
     else:
         parts = [_part("outcome", [_outcome(runs, tables["outcome"])])]
     titles = words("figures")[kind]
-    names = [*titles, *(PICTURES.values() if is_study else ())]
-    drawn = {name: svg_of(name, runs) for name in counted("drawing", names, len(names))}
+    shown = [*titles, *(PICTURES.values() if is_study else ())]
+    drawn = {name: svg_of(name, runs) for name in counted("drawing", shown, len(shown))}
     figures = [
         Card(title, name, registered[name].words, picture=placed(drawn[name], name, title))
         for name, title in titles.items()

@@ -424,6 +424,7 @@ def training_loss(runs: list[Training], ax: Axes) -> pd.DataFrame:
     parts = []
     for one in runs:
         for name, words in (("heldout_loss", "held-out text"), ("loss", "training batches")):
+            assert one.history is not None
             rows = one.history.dropna(subset=[name])
             about = {"run": one.label, "line": words, "step": rows["step"], "value": rows[name]}
             parts.append(pd.DataFrame(about | {"low": np.nan, "high": np.nan}))

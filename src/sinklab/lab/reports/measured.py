@@ -273,7 +273,9 @@ COUNTED = ("events", "added_events", "mains")
 def found_of(sample: Sample, layers: Sequence[int], heads: Sequence[int]) -> dict[str, Any]:
     """The facts of one sample that are pooled, and what its tokens make of them."""
     positions_T = sample.positions_T
-    found = {name: one for name, one in sample.facts.items() if name not in ("main", *WIDE)}
+    found: dict[str, Any] = {
+        name: one for name, one in sample.facts.items() if name not in ("main", *WIDE)
+    }
     norms = _norms(found, len(layers))
     found |= {
         "norm_ratio": pd.Series(norms["sink_norm"] / norms["rest_norm"]).mean(),

@@ -106,6 +106,10 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     saving = "activation_checkpointing"
     if saving not in TrainingArguments.__dataclass_fields__:
         saving = "gradient_checkpointing"
+    saved: dict[str, Any] = {
+        saving: settings.gradient_checkpointing,
+        f"{saving}_kwargs": {"use_reentrant": False},
+    }
     args = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=settings.steps,
@@ -135,7 +139,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         report_to="none",
         seed=settings.seed,
         remove_unused_columns=False,
-        **{saving: settings.gradient_checkpointing, f"{saving}_kwargs": {"use_reentrant": False}},
+        **saved,
     )
     # a process uses one device; several GPUs without a launcher would be torch's DataParallel
     args.device  # noqa: B018 (counts the devices on first use)

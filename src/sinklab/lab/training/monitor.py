@@ -39,7 +39,14 @@ MEASURES: tuple[str, ...] = (
     "value_masked",
 )
 """Measures of every layer, NaN if there is no such thing."""
-SUMS = ("sum_added_share", "sum_text_share", "sum_sinks", "events", "added_events", "mains")
+SUMS: tuple[str, ...] = (
+    "sum_added_share",
+    "sum_text_share",
+    "sum_sinks",
+    "events",
+    "added_events",
+    "mains",
+)
 SUMS += ("added_norm", "sink_norm", "rest_norm")
 
 

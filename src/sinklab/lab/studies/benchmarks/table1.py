@@ -65,7 +65,8 @@ def read_cells(benchmarks: Iterable[Benchmark]) -> tuple[pd.DataFrame, pd.DataFr
     found = pd.DataFrame(cells).sort_values(["task", "model", "k"], ignore_index=True)
     twice = found[found.duplicated(CELL, keep=False)]
     if len(twice):
-        task, model, *key, run, other = [*twice.iloc[0][[*CELL, "run"]], twice["run"].iloc[1]]
+        task, model, *key = twice.iloc[0][CELL]
+        run, other = twice["run"][:2]
         raise ValueError(f"{run} and {other} both hold {task} of {model}, {key}; read one of them")
     return found, pd.concat(answers, ignore_index=True)
 

@@ -53,7 +53,7 @@ def arms_of(loaded: Loaded, settings: CurveSettings) -> dict[tuple[Any, ...], li
         "layer": [(layer, -1) for layer in settings.layers or layers],
         "head": itertools.product(settings.layers or layers, heads),
     }
-    degrees = [(beta,) for beta in settings.beta] or [()]
+    degrees: list[tuple[float, ...]] = [(beta,) for beta in settings.beta] or [()]
     _, clean = columns_of(settings)
     arms: dict[tuple[Any, ...], list[Any]] = {clean: []}
     for place, k, control, degree in itertools.product(

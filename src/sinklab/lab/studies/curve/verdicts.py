@@ -131,7 +131,7 @@ class _Curve:
         matched = self.rows[self.rows["control"] == "matched"].groupby("level")["matched"].mean()
         fit = [level for level in self.levels if matched.get(level, 0) >= MATCHED]
         if fit:
-            arms = [(self.label, fit[-1], name) for name in ("matched", "equal_mass")]
+            arms: Any = [(self.label, fit[-1], name) for name in ("matched", "equal_mass")]
             than = f"cost of {self.keys(fit[-1])} against others of equal mass"
             yield _Question(self.title, than, *arms)
         elif matched.notna().any():
@@ -186,8 +186,8 @@ def _curve_lines(shown: list[Reader]) -> list[dict[str, str]]:
         how["apart"] = [(one.arm, one.other) for one in apart]
         table = effects(pd.concat(rows), "cost", **how)
         controls = _of_controls(shown)
-        for one, found in zip([*asked, *apart], table.to_dict("records"), strict=True):
-            lines.append(_line(one, found, controls))
+        for question, found in zip([*asked, *apart], table.to_dict("records"), strict=True):
+            lines.append(_line(question, found, controls))
     notes = [one for one in (*own, *between) if one.why]
     return lines + [
         {"model": one.model, "measure": one.measure, "verdict": one.why} for one in notes
@@ -234,7 +234,7 @@ def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_
     shared = {*one.levels} & {*other.levels}
     labels = (one.label, other.label)
     if shared:
-        arms = [(label, min(shared), one.main) for label in labels]
+        arms: Any = [(label, min(shared), one.main) for label in labels]
         yield _Question(one.title, f"cost of {one.keys(min(shared))} {less}", *arms)
     doses = [one.doses(), other.doses()]
     mass = common_mass(*doses)
