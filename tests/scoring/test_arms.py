@@ -90,8 +90,8 @@ EDITS = {
 def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(family):
     """The plain twin: `intervene` around a clean pass and the scored one, text by text."""
     loaded = tiny_llama() if family == "autoregressive" else tiny_loaded(1)
-    some, calls = texts(5), []
-    how = {"seed": 3, "batch": 4, "tick": lambda: calls.append(None)}
+    some, calls = texts(3), []
+    how = {"seed": 3, "batch": 2, "tick": lambda: calls.append(None)}
     found = table(loaded, {"none": [], **EDITS}, some, **how)
     assert len(calls) == 2 * (1 + len(EDITS))
     assert (found.loc["none", ["keys", "held", "removed", "regrown"]] == 0).all(axis=None)

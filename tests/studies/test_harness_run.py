@@ -163,19 +163,6 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, monkeypatch):
     assert sizes == []
 
 
-def test_other_settings_or_weights_are_refused_by_name(finished):
-    settings = replace(SETTINGS, limit=1, record_sinks=0)
-    run_toys(settings)
-    other = replace(settings, mask_sinks=2)
-    refused("another run: its .*mask_sinks", run_toys, other)
-    refused(
-        r"its model\['weights_sha256'\]",
-        run_toys,
-        settings,
-        tiny_loaded(1, seed=5),
-    )
-
-
 def test_an_autoregressive_model_is_scored_too():
     said = []
     settings = replace(SETTINGS, mask_sinks=2, limit=1, num_fewshot=2)
@@ -200,26 +187,11 @@ def test_long_prompts_are_cut_and_counted():
 
 
 def test_right_is_no_metric_of_which_less_is_better():
-    row = {
-        "doc_id": 0,
-        "filter": "none",
-        "arguments": [("a", " b")],
-        "resps": [[(-9.7, True)]],
-        "target": " b",
-    }
-    row |= {
-        "filtered_resps": [(-9.7, True)],
-        "metrics": ["perplexity", "acc"],
-        "perplexity": -9.7,
-        "acc": 1,
-    }
-    results = {
-        "samples": {"ends": [row]},
-        "configs": {"ends": {"output_type": "loglikelihood"}},
-        "results": {"ends": {"perplexity,none": 9.0, "acc,none": 1.0}},
-        "n-samples": {},
-        "higher_is_better": {"ends": {"perplexity": False, "acc": True}},
-    }
+    row = {"doc_id": 0, "filter": "none", "arguments": [("a", " b")], "target": " b"}
+    row |= {"resps": [[(-9.7, True)]], "filtered_resps": [(-9.7, True)]}
+    row |= {"metrics": ["perplexity", "acc"], "perplexity": -9.7, "acc": 1}
+    better = {"ends": {"perplexity": False, "acc": True}}
+    results = {"samples": {"ends": [row]}, "results": {}, "higher_is_better": better}
     assert rows_of(results, {})[1][0]["right"] == 1.0
     row["metrics"] = ["perplexity"]
     assert math.isnan(rows_of(results, {})[1][0]["right"])
