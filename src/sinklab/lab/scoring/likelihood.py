@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.core.instrument import Dose, Intervention, intervene
 from sinklab.core.subject import DecodingSettings
@@ -59,7 +60,8 @@ def run(
     *,
     measure: bool = True,
 ) -> Iterator[Job]:
-    """Fill the sums of the jobs; rows of texts of one length that follow each other share forwards.
+    """Fill the sums of the jobs; rows of texts of one length that follow each other share forwards,
+    of an autoregressive model without edits any rows: what stands behind a text is not seen.
 
     A diffusion model reads noisy copies; an autoregressive one the text without its last token, as
     nothing follows it.
@@ -68,7 +70,13 @@ def run(
     forward = _continued(loaded)
     if loaded.is_diffusion:
         forward = _denoised(loaded)
-    for _, alike in groupby(jobs, key=lambda job: job.request.length):
+
+    def shape(job: Job) -> Any:
+        if loaded.is_diffusion or edits:
+            return job.request.length, _closing(loaded, job.request)
+        return None
+
+    for _, alike in groupby(jobs, key=shape):
         some = [*alike]
         wanted = copies * max(len(job.request.continuation) for job in some)
         most = MOST_LOGITS // (wanted * loaded.config.vocab_size)
@@ -77,6 +85,13 @@ def run(
         for start in range(0, len(rows), size):
             _fill(loaded, rows[start : start + size], forward, settings, edits, measure)
         yield from some
+
+
+def _closing(loaded: Loaded, request: Request) -> tuple[int, ...]:
+    """Ids behind a text: [SEP] of a masked language model."""
+    if not loaded.is_diffusion:
+        return ()
+    return loaded.config.closing_of(request.context)
 
 
 @torch.inference_mode()
@@ -88,12 +103,11 @@ def _fill(
     edits: Sequence[Intervention],
     measure: bool,
 ) -> None:
-    """Sums of some rows, each a job and its number, of texts of one length."""
-    closing: tuple[int, ...] = ()
-    if loaded.is_diffusion:
-        closing = loaded.config.closing_of(batch[0][0].request.context)
+    """Sums of some rows, each a job and its number."""
     requests = [job.request for job, _ in batch]
-    ids_BS = torch.tensor([[*one.context, *one.continuation, *closing] for one in requests])
+    closing = _closing(loaded, requests[0])
+    texts = [[*one.context, *one.continuation, *closing] for one in requests]
+    ids_BS = pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
     flags_2BS = torch.zeros(2, *ids_BS.shape, dtype=torch.bool)
     bare_BS = torch.zeros_like(flags_2BS[0])
     for row, (job, number) in enumerate(batch):
