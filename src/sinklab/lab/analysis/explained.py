@@ -3,7 +3,7 @@ how much by its position.
 """
 
 # N samples, C classes or positions, X pairs of class and position that occur
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,12 +56,23 @@ class Explained:
             return None
         return "semantic" if more else "positional"
 
+    @property
+    def shares(self) -> np.ndarray:
+        """Shares explained by class and by position (2,), without their intervals, which take a fit
+        a sample.
+        """
+        return self._over(lambda shares, samples: shares(np.arange(samples)))
+
     @cached_property
     def _shares(self) -> np.ndarray:
         """Pseudo-values (2, N) of the shares by class and by position; NaN for too few samples."""
+        return self._over(jackknife).reshape(2, -1)
+
+    def _over(self, how: Callable[..., np.ndarray]) -> np.ndarray:
+        """What ``how`` makes of the shares of some samples, and the number of all."""
         samples = len(self.cells)
         if samples < FEWEST:
-            return np.full((2, samples), np.nan)
+            return np.full(2, np.nan)
         whole = pd.concat([*self.cells], keys=range(samples), names=["sample"])
         whole = whole.unstack("sample", fill_value=0.0)
         sums_3XN = np.array([whole[name] for name in ("count", "total", "squares")])
@@ -69,7 +80,7 @@ class Explained:
             (codes == np.arange(codes.max() + 1)[:, None]).astype(float)
             for codes in map(np.asarray, whole.index.codes)
         ]
-        return jackknife(lambda some: _shares(sums_3XN[..., some], is_in_CX), samples)
+        return how(lambda some: _shares(sums_3XN[..., some], is_in_CX), samples)
 
 
 def _shares(sums_3XN: np.ndarray, is_in_CX: list[np.ndarray]) -> np.ndarray:

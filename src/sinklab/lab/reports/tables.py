@@ -196,15 +196,17 @@ def tables_of(readers: Sequence[Any]) -> dict[str, dict[str, pd.DataFrame]]:
     """All tables of some runs by name and label of the run, but for those without rows; verdicts
     are corrected for the number of all of them.
     """
-    names = TRAINING_TABLES if isinstance(readers[0], Training) else TABLES
-    found = {name: {run.label: table(run, name) for run in readers} for name in names}
-    if "measures" in found:
-        verdicts = {run.label: verdicts_of(run) for run in readers}
-        judged = iter(holm([one for each in verdicts.values() for one in each]))
-        found["measures"] = {
-            run.label: measures_table(run, [next(judged) for _ in verdicts[run.label]])
-            for run in readers
-        }
+    names, judged = [*TRAINING_TABLES], {}
+    if not isinstance(readers[0], Training):
+        names = [*TABLES]
+        each = [verdicts_of(run) for run in readers]
+        every = iter(holm([one for verdicts in each for one in verdicts]))
+        for run, verdicts in zip(readers, each, strict=True):
+            judged[run.label] = measures_table(run, [next(every) for _ in verdicts])
+    found = {
+        name: judged if name == "measures" else {run.label: table(run, name) for run in readers}
+        for name in names
+    }
     parts = {
         name: {label: frame for label, frame in by_run.items() if len(frame)}
         for name, by_run in found.items()
@@ -320,8 +322,8 @@ def _tokens(measured: Any) -> dict[str, float]:
             found["sinks that are masks, %"] = 100 * mask.frequency
             found["enrichment of masks among sinks"] = mask.enrichment
     if explained is not None:
-        found[BY_CLASS] = 100 * explained.by_class.value
-        found["attention explained by position, %"] = 100 * explained.by_position.value
+        found[BY_CLASS] = 100 * explained.shares[0]
+        found["attention explained by position, %"] = 100 * explained.shares[1]
     return found
 
 
