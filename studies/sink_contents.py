@@ -30,7 +30,7 @@ from sinklab import Canvas, Excess, denoise, find_sinks, load, trace
 from sinklab.core.instrument import StatesView, Statistic
 from sinklab.core.registry import statistics
 from sinklab.core.subject import Step
-from sinklab.lab.checkpoints import untrained_twins
+from sinklab.lab.checkpoints import UNTRAINED
 from sinklab.lab.data import pack, read_corpus
 from sinklab.lab.scoring import sample_seed
 from sinklab.lab.studies import heldout_text
@@ -430,8 +430,8 @@ def main(size: Size, out: Path) -> None:
             if lm.model.config.sink_count:
                 tables["added"] = added_sink(lm, texts, size)
             if choose in controlled:
-                for kind, twin in untrained_twins(lm, SEED).items():
-                    ahead = tables_of(twin, choose, texts, size, ["future"])
+                for kind, make in UNTRAINED.items():
+                    ahead = tables_of(make(lm, SEED), choose, texts, size, ["future"])
                     tables |= {f"{one}-{kind}": ahead[one] for one in ("lens", "probes")}
             found[name] = {"settings": asdict(size) | {"choose": choose}}
             for table, frame in tables.items():

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import sinklab
 from sinklab.lab.analysis import mean_over, token_classes
-from sinklab.lab.checkpoints import special_roles, token_text, untrained_twins
+from sinklab.lab.checkpoints import UNTRAINED, special_roles, token_text
 from sinklab.lab.data import corpus_documents
 from sinklab.lab.studies import heldout_text
 
@@ -205,9 +205,7 @@ def strength(lm: Any, settings: Settings, out: Path) -> pd.DataFrame:
     """
     lines, named = [], []
     plain = replace(settings, inputs=("natural",), starts=("raw",), ratios=(0.0,))
-    runs = [("", lm, settings)] + [
-        (name, twin, plain) for name, twin in untrained_twins(lm).items()
-    ]
+    runs = [("", lm, settings)] + [(name, make(lm, 0), plain) for name, make in UNTRAINED.items()]
     for control, one, what in runs:
         for kind, ids_RT in kinds(one, what):
             table, activations = measured(one, ids_RT, what.batch)

@@ -10,7 +10,7 @@ from published_toys import edit
 from refusals import refused
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import DiffusionLM
-from sinklab.lab.checkpoints import describe, untrained_twins
+from sinklab.lab.checkpoints import UNTRAINED, describe
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import weights_hash
 from tiny_diffusion import TEXT, save_tiny, tiny_model
@@ -55,4 +55,4 @@ def test_a_folder_that_torchao_wrote_is_traced_edited_and_written_with():
     assert len(log.removals) == 5
     assert lm.loss(TEXT) == pytest.approx(plain.loss(TEXT), rel=0.05)
     assert weights_hash(lm.model.state_dict()) != weights_hash(plain.model.state_dict())
-    refused("cannot be permuted as they are", untrained_twins, lm)
+    refused("cannot be permuted as they are", UNTRAINED["permuted"], lm)

@@ -2,7 +2,7 @@ from .adapters import AdapterFile as AdapterFile
 from .adapters import attach_sink as attach_sink
 from .adapters import read_adapters as read_adapters
 from .adapters import save_sink as save_sink
-from .controls import untrained_twins as untrained_twins
+from .controls import UNTRAINED as UNTRAINED
 from .families import CheckpointPlan as CheckpointPlan
 from .families import Family as Family
 from .families import Published as Published

@@ -143,16 +143,3 @@ UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {
     "permuted": permuted,
 }
 """Name of an untrained control -> its maker, to hold one at a time in memory."""
-
-
-def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
-    """Both untrained controls of a model, by name; the model stays as it is.
-
-    A finding that they show as well does not come from training. If the model's class cannot
-    initialise itself there is only "permuted", whose ``notes`` say why.
-    """
-    twin = permuted(loaded, seed)
-    try:
-        return {"initialised": initialised(loaded, seed), "permuted": twin}
-    except ValueError as error:
-        return {"permuted": replace(twin, notes=(*loaded.notes, str(error)))}
