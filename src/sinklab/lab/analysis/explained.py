@@ -2,7 +2,7 @@
 how much by its position.
 """
 
-# N samples, C classes or positions, X pairs of class and position that occur
+# N samples, C classes or positions, X pairs of class and position
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,7 +126,9 @@ def cells_of(received: Any, classes: Any) -> pd.DataFrame:
         raise ValueError(
             "cells_of needs at least one position that holds a token and a finite number: got none."
         )
-    where = np.broadcast_to(np.arange(y.shape[-1]), y.shape)
-    places = {"class": names[here].astype(str), "position": where[here]}
-    found = pd.DataFrame({**places, "count": 1.0, "total": y[here], "squares": y[here] ** 2})
-    return found.groupby(["class", "position"]).sum()
+    row, labels = pd.factorize(names[here])
+    places = pd.MultiIndex.from_product([labels.astype(str), range(y.shape[-1])])
+    cell = row * y.shape[-1] + np.broadcast_to(np.arange(y.shape[-1]), y.shape)[here]
+    weights = {"count": None, "total": y[here], "squares": y[here] ** 2}
+    sums = {name: np.bincount(cell, one, len(places)) for name, one in weights.items()}
+    return pd.DataFrame(sums, places)
