@@ -74,7 +74,7 @@ class Explained:
         if samples < FEWEST:
             return np.full(2, np.nan)
         whole = pd.concat([*self.cells], keys=range(samples), names=["sample"])
-        whole = whole.unstack("sample", fill_value=0.0)
+        whole = whole.unstack("sample", fill_value=0)
         sums_3XN = np.array([whole[name] for name in ("count", "total", "squares")])
         is_in_CX = [
             (codes == np.arange(codes.max() + 1)[:, None]).astype(float)
