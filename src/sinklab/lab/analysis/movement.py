@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis.counts import Scored, main_sink, ratio, scored
@@ -55,8 +54,8 @@ class MotionSummary:
     over the run.
     """
 
-    sums: pd.DataFrame
-    """a row a sample: sums of mobility and moves_per_step over heads, and of their weights"""
+    sums: Mapping[str, np.ndarray]
+    """(S,) of each sample: mobility and moves_per_step, summed over heads, and their weights"""
 
     @property
     def mobility(self) -> float:
@@ -93,12 +92,14 @@ class MotionSummary:
         that count.
         """
         known = mobility_LH[counts_LH & ~np.isnan(mobility_LH)]
-        return MotionSummary(self.sums.assign(mobility=known.sum(), mobility_weight=len(known)))
+        sums = {"mobility": known.sum(), "mobility_weight": float(len(known))}
+        return MotionSummary({**self.sums, **{name: np.array([one]) for name, one in sums.items()}})
 
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
-        """One summary of several samples. Raises ValueError for none."""
-        return cls(pd.concat([one.sums for one in summaries], ignore_index=True))
+        """One summary of several samples."""
+        parts = [one.sums for one in summaries]
+        return cls({name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
 
 
 def summarised(fields: Mapping[str, np.ndarray]) -> MotionSummary:
@@ -106,11 +107,11 @@ def summarised(fields: Mapping[str, np.ndarray]) -> MotionSummary:
     # attention of the main sink, summed over all its steps
     strength = fields["strength"] * fields["steps"]
     rate = ratio(fields["moves"], fields["transitions"])
-    sums: dict[str, float] = {}
+    sums = {}
     for name, value in (("mobility", fields["mobility"]), ("moves_per_step", rate)):
-        sums[name] = np.nansum(strength * value)
-        sums[f"{name}_weight"] = strength[~np.isnan(value)].sum()
-    return MotionSummary(pd.DataFrame([sums], dtype=float))
+        sums[name] = np.array([np.nansum(strength * value)])
+        sums[f"{name}_weight"] = np.array([strength[~np.isnan(value)].sum()])
+    return MotionSummary(sums)
 
 
 class Motion(NamedTuple):
