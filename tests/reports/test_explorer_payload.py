@@ -6,16 +6,14 @@ import zlib
 
 import numpy as np
 import pytest
-from noted import noted_again
 from numpy.testing import assert_allclose, assert_array_equal
 from simulated import REMOVALS, Simulation, received_of, simulate
 
 from sinklab.core.registry import interventions
 from sinklab.lab import analysis
-from sinklab.lab.records import Arrays, open_run
-from sinklab.lab.records.storage import write_arrays
+from sinklab.lab.records import open_run
 from sinklab.lab.reports import as_studies
-from sinklab.lab.reports.payload import AGES, LOW, LogScale, arrays_of, pack, payload
+from sinklab.lab.reports.payload import AGES, LOW, LogScale, arrays_of, payload
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
@@ -62,15 +60,6 @@ def test_a_log_scale_keeps_numbers_within_its_error():
     # The error that the page states is reached, and not exceeded.
     assert 0.9 * scale.error < relative.max() <= scale.error * 1.001
     assert scale.error == pytest.approx(2 ** (15 / 253 / 2) - 1)
-
-
-@pytest.mark.parametrize(("dtype", "row"), [(np.uint8, 0), (np.uint16, 7)])
-def test_packed_arrays_come_back(dtype, row):
-    rng = np.random.default_rng(row)
-    same = np.repeat(rng.integers(0, np.iinfo(dtype).max, (1, 50)), 20, axis=0).astype(dtype)
-    noise = rng.integers(0, np.iinfo(dtype).max, (20, 51)).astype(dtype)
-    for array in (same, noise, same[:0], same.T):
-        assert_array_equal(unpack(pack(array, row)), array.ravel())
 
 
 def test_a_small_run_is_on_the_page_whole(tmp_path):
@@ -162,30 +151,6 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
     assert [shown["index"] for shown in content["samples"]] == list(range(len(content["samples"])))
     # The first sample is there however small the budget is.
     assert len(arrays_of(study, budget=10)["samples"]) == 1
-
-
-def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
-    """A note about the first sample alone would promise too much of a longer second one."""
-    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 2000)
-    run = simulate(tmp_path / "run", Simulation(samples=2))
-    # The first sample stopped after five steps, and has weaker sinks.
-    arrays = {key: values[:5] for key, values in run.arrays("attention", sample=0).items()}
-    arrays["received"] = arrays["received"] / 4
-    named = {f"0/{key}": values for key, values in arrays.items()}
-    dims = run.dims("attention", sample=0)
-    write_arrays(run.path / "attention-0000.safetensors", Arrays(named, dims))
-    run = noted_again(run, "attention-0000.safetensors")
-    content = arrays_of(as_studies(run)[0])
-    assert [sample["stride"] for sample in content["samples"]] == [1, 1]
-    high = max(sample["scale"]["high"] for sample in content["samples"])
-    assert (
-        content["samples"][0]["scale"]["high"] < high
-        and f"to {2**high}× an even share" in content["shown"]
-    )
-    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 1000)
-    content = arrays_of(as_studies(run)[0])
-    assert [sample["stride"] for sample in content["samples"]] == [1, 2]
-    assert "2 of 2 samples, one recorded step in 2, " in content["shown"]
 
 
 def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):

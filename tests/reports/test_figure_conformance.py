@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from matplotlib import pyplot
 from test_report_training import made
 
 from conformance.runs import check_figure
@@ -52,46 +50,6 @@ def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch):
     assert {*figures_of("study")} >= {"sinks_and_norms", "sink_share"}
 
 
-def silent(runs, ax):
-    """Draws a new picture as well."""
-    pyplot.figure()
-    ax.plot([0, 1])
-    return pd.DataFrame({"value": [0, 1]})
-
-
-def deaf(runs, ax):
-    """Draws on nothing."""
-    return pd.DataFrame({"value": [0, 1]})
-
-
-def dumb(runs, ax):
-    """Gives no numbers."""
-    ax.plot([0, 1])
-    return pd.DataFrame()
-
-
-def careless(runs, ax):
-    """Draws whatever there is."""
-    ax.plot([0, 1])
-    return pd.DataFrame({"value": [0, 1]})
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (silent, "leaves a figure open"),
-        (deaf, "draws nothing on the axes"),
-        (dumb, "gives no numbers"),
-        (careless, "recorded nothing"),
-    ],
-)
-def test_a_broken_figure_is_named(draw, message, runs, scratch):
-    figure("broken")(draw)
-    with pytest.raises(AssertionError, match=message):
-        check_figure("broken", runs["study"])
-    pyplot.close("all")
-
-
 def test_lines_are_expressions_over_the_facts(runs, scratch):
     @figure("twice")
     def twice(runs, ax):
@@ -102,7 +60,7 @@ def test_lines_are_expressions_over_the_facts(runs, scratch):
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [2, 2] and axes.get_ylabel() == "twice"
     assert list(numbers) == ["run", "line", "layer", "value", "low", "high"]
-    refused("is defined twice", figure("twice"), silent)
+    refused("is defined twice", figure("twice"), lines)
 
 
 def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path):

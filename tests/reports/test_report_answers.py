@@ -12,8 +12,6 @@ from test_report_twins import beside
 
 from commands import cli, error_of
 from curves import costed, curve, planted, write_curve
-from sinklab.lab.analysis.answers import Answer, Answers
-from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import answers, as_studies, report
@@ -73,14 +71,6 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
     assert contrast in printed and contrast in story
     assert contrast.startswith("No comparison of models: only strong has strong sinks")
     assert "Not measured" not in story
-
-
-@pytest.mark.parametrize("words, known", [(("yes", "inconclusive"), True), (("weak", "no"), False)])
-def test_a_model_of_too_few_samples_is_not_said_to_have_no_sinks(words, known):
-    models = [
-        (Answers(f"model {word}", (Answer("exist", word, word),)), np.zeros(1)) for word in words
-    ]
-    assert ("is known to have" in contrast(models)) is known
 
 
 def true_indices(run, kind=""):

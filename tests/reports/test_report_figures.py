@@ -7,7 +7,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 from commands import cli, error_of
-from curves import costed
 from refusals import refused
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports import NotRecorded, as_studies, report, table
@@ -16,7 +15,6 @@ from sinklab.lab.reports.build import words as page_words
 from sinklab.lab.reports.figures import (
     attention_map,
     heldout_loss,
-    layer_head_map,
     received_map,
     score_histogram,
     sink_paths,
@@ -84,25 +82,6 @@ def test_received_map_takes_one_head_or_the_mean(make_study):
     assert len(received_map(run).lines) == 1, "one block border"
 
 
-def test_rows_of_a_map_are_labelled_with_the_steps_that_were_recorded(make_study):
-    def thin(sample, arrays):
-        for name, array in arrays.items():
-            arrays[name] = array[::3]
-
-    axes = received_map(make_study(change=thin), layer=0)
-    axes.figure.canvas.draw()
-    shown = {
-        int(place): label.get_text()
-        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
-    }
-    assert {row: text for row, text in shown.items() if 0 <= row < 4} == {
-        0: "0",
-        1: "3",
-        2: "6",
-        3: "9",
-    }
-
-
 def test_keys_that_are_not_there_yet_are_not_drawn(make_study):
     drawn = received_map(make_study(family="autoregressive")).images[0].get_array()
     assert np.ma.getmaskarray(drawn).sum(1).tolist() == [STEPS - step for step in range(STEPS)]
@@ -122,36 +101,6 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
         attention_map(run, step=5)
     with pytest.raises(NotRecorded, match="as step:layer:head: 3:5:2"):
         attention_map(run, sample=1)
-
-
-def test_layer_head_map_draws_the_mean_share_of_the_main_sink(make_study):
-    def stronger(sample, arrays):
-        arrays["received"][:, 1, 2] *= 2
-
-    axes = layer_head_map(make_study(change=stronger, recorded_layers=[4, 9]))
-    assert_allclose(axes.images[0].get_array(), [[30, 30, 30], [30, 30, 60]], rtol=1e-3)
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["4", "9"]
-
-
-def test_sink_paths_draw_one_line_a_run(make_study):
-    def other(sample, arrays):
-        # The strongest head is (1, 2), whose main sink stays.
-        arrays["received"][:, 1, 2] = 0.1
-        arrays["received"][:, 1, 2, 9] = 0.9 * TEXT
-
-    runs = [
-        make_study("moving"),
-        make_study("staying", change=other),
-        make_study("sink", added=1, text_share=0.1),
-    ]
-    axes = sink_paths(runs, layer=1, head=2)
-    moving, staying, added = (np.asarray(line.get_ydata(), float) for line in axes.lines[1:])
-    assert moving.tolist() == [PROMPT + step for step in range(STEPS)]
-    assert staying.tolist() == [9] * STEPS
-    assert (added < 0).all() and len(added) == STEPS
-    texts = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert texts[1] == "staying: layer 1, head 2"
-    assert axes.get_yticklabels()[0].get_text() == "sink"
 
 
 def test_without_a_choice_the_head_of_median_mobility_is_shown(make_study):
@@ -212,19 +161,6 @@ def test_declared_lines_are_those_of_the_facts(make_study, draw, runs, drawn):
     assert shown == {name: pytest.approx(values, rel=1e-3) for name, values in drawn.items()}
 
 
-def test_score_histogram_draws_shares_that_sum_to_one(make_study):
-    axes = score_histogram(make_study(text_share=0.3))
-    (steps,) = axes.patches
-    values, edges, _ = steps.get_data()
-    assert_allclose(np.nansum(values), 100)
-    full = np.flatnonzero(np.nan_to_num(values))
-    assert (
-        len(full) == 2
-        and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
-    )
-    assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
-
-
 def test_intervals_are_those_of_the_samples(make_study):
     def uneven(sample, arrays):
         arrays["received"][..., 0] *= 1 + sample
@@ -247,20 +183,6 @@ def test_sink_tokens_draws_frequency_and_occupancy(make_study):
     assert axes.patches[0].get_width() == 100
     assert_allclose(axes.lines[0].get_xdata(), [100 * masks / (22 * TEXT)])
     assert axes.texts[0].get_text() == f"{22 * TEXT / masks:.1f}×"
-
-
-def test_heldout_draws_paired_changes_with_error_bars(make_study):
-    axes = heldout_loss([*costed(make_study("a")), make_study("b")])
-    drawn = lines(axes)
-    assert_allclose(drawn["sinks blocked"], [0.0, 0.1, 0.5])
-    assert_allclose(drawn["random keys blocked"], [0.0, 0.01, 0.02])
-    ends = heldout_loss.drawn(costed(make_study("c")))[1].query("line == 'sinks blocked'")
-    wanted = mean_over(
-        [0.5 * (1 + wobble) for wobble in (-0.05, 0.03, 0.02, -0.01, 0.04, -0.03, 0.01, -0.01)]
-    )
-    assert_allclose(ends[["low", "high"]].iloc[-1], wanted.interval)
-    assert len(axes.containers) == 2
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
 
 
 def test_texts_that_fonts_and_mathtext_trip_over_are_drawn(make_study):

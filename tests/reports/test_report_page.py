@@ -93,19 +93,6 @@ def test_the_page_has_its_parts_and_the_facts_of_the_runs(drawn_report):
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
 
 
-def test_a_run_under_an_intervention_says_so(tmp_path, shown):
-    settings = {"edits": ["block_keys:keys=top:k=5", "<b>"]}
-    with RunWriter(
-        tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0
-    ) as run:
-        run.table("generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]})
-    content = shown(open_run(tmp_path / "run")).content
-    assert (
-        "tiny was written under block_keys:keys=top:k=5 and <b>: its numbers are those of the "
-        "edited model." in content
-    )
-
-
 def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
     html, page = drawn_report.read_text("utf-8"), read(drawn_report)
     (data, content), (plain, script) = page.scripts

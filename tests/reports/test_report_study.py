@@ -190,25 +190,6 @@ def test_keys_that_nobody_sees_hold_nothing(make_study):
     assert np.isnan(sample.facts["share_TK"][2:, 5]).all() and not sample.exists_TK[2:, 5].any()
 
 
-def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
-    def lonely(sample, arrays):
-        # Only the first head has a sink, on values half as long.
-        arrays["received"][:, :, 1:] = 1
-        for step, norms in enumerate(arrays["value_norm"]):
-            norms[:, PROMPT + step] = 1
-
-    study = one(make_study(change=lonely))
-    facts = study.over("layer").iloc[0]
-    assert np.isnan(facts.sink_norm)
-    # The other two heads count that mask among the rest.
-    masks = [(sample.states_TS == 0).sum(1) - 1 for sample in study.samples]
-    others = sum(3 * 2 * count.sum() for count in masks)
-    heads = sum((2 + 3 * count).sum() for count in masks)
-    ones = sum(2 * len(count) for count in masks)
-    assert facts.rest_norm == facts.text_norm == 2
-    assert facts.mask_norm == pytest.approx((1.5 * ones + others) / (heads + ones / 2))
-
-
 def planted_norms(rng, change=1.0):
     """Masks carry values of a quarter of the length and are never sinks; sinks stand on visible
     text, more often on what was committed, which carries longer values than prompts; each is
@@ -439,9 +420,3 @@ def test_a_rule_that_was_given_decides_what_is_a_sink(
         "excess (epsilon = 8, scale = sum)",
         "top (k = 2)",
     )
-
-
-def test_a_rule_is_for_studies_alone(tmp_path):
-    with RunWriter(tmp_path / "run", kind="training", model={}, settings={}, seed=0):
-        pass
-    refused("a rule is for runs", report, open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -144,17 +142,6 @@ def test_a_difference_has_the_interval_of_its_prompts(make_study):
     assert same["low"] <= same["difference"] <= same["high"]
     # other prompts are no pairs
     assert compare(runs[0], make_study("c", samples=9))[["low", "high"]].isna().all(axis=None)
-
-
-def test_compare_leaves_out_what_neither_run_has(make_study):
-    bare = [make_study(name, leave_out=("attention", "generations")) for name in "ab"]
-    assert compare(*bare)["measure"].tolist() == ["samples"]
-    ar = compare(
-        make_study("dlm"), make_study("ar", family="autoregressive", leave_out=("generations",))
-    )
-    rows = ar.set_index("measure")
-    assert math.isnan(rows.loc["enrichment of masks among sinks", "ar"])
-    assert rows.loc["mobility of the main sink (0 static, 1 moving)", "ar"] == 0
 
 
 @pytest.mark.slow

@@ -196,11 +196,6 @@ def test_repeats_share_their_look(tmp_path):
     assert [run.repeats for run in as_trainings(other)] == ["p0", "p1", "s0", "s1", "p2"]
 
 
-def test_seven_runs_have_seven_colours(tmp_path):
-    runs = as_trainings([made(tmp_path / f"run-{place}", lr=place) for place in range(7)])
-    assert len({line.get_color() for line in sink_emergence(runs).lines[:7]}) == 7
-
-
 def curve(axes, colour, style):
     """The one line of this colour and style that has points."""
     (line,) = (
@@ -222,11 +217,6 @@ def test_curves_draw_what_was_recorded(pair):
     axes = training_loss(pair)
     assert curve(axes, plain, ":") == [6.0, 5.0, 4.0]
     assert axes.get_ylim()[0] < 4 < 5.5 < axes.get_ylim()[1]
-
-
-def test_a_causal_start_is_marked(tmp_path):
-    axes = training_loss(made(tmp_path / "warm", causal_start=0.4))
-    assert axes.lines[-1].get_xdata() == [12, 12]
 
 
 @pytest.mark.usefixtures("no_pictures")
