@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from sinklab.core.instrument import Intervention, RemovalRecord, intervene, trace
+from sinklab.core.compat import stated
+from sinklab.core.instrument import Intervention, Listener, RemovalRecord, intervene, trace
 from sinklab.core.instrument.edits.dose import by_row
+from sinklab.core.instrument.edits.edit import Editor
 from sinklab.core.subject import Places
 from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus
+from sinklab.lab.scoring.clean_layers import CleanLayers
 from sinklab.lab.scoring.requests import Place, digest, monte_carlo, placed, scoring_edits
 from sinklab.lab.scoring.settings import LikelihoodSettings
 
@@ -317,7 +320,8 @@ def under_arms(
 ) -> Iterator[tuple[Any, tuple[RemovalRecord, ...]]]:
     """Results of a forward of one batch under each set of edits, and what these removed.
 
-    One clean pass serves all edits that choose by attention; it is the result of an empty set.
+    One clean pass serves all edits that choose by attention; it is the result of an empty set. A
+    set that edits no lower layer takes the outputs of these from it (`CleanLayers`).
 
     Args:
         model: the model.
@@ -327,19 +331,33 @@ def under_arms(
         run_clean: the forward of the clean pass.
     """
     given = [edit for edits in arms for edit in edits]
+    layers = CleanLayers(model)
     with intervene(model, *(edit for some in arms for edit in placed(some, places))) as log:
         start = len(log.tap.listeners) - len(given)
         others, handlers = log.tap.listeners[:start], iter(log.tap.listeners[start:])
-        with log.probing():
+        # a trace around this is to see every layer
+        begin_later = len(others) == 1 and any(stated(edit, "layers") for edit in given)
+        with log.probing(), layers.kept(begin_later):
             clean = run_clean()
         for some in arms:
             found = clean
             if some:
                 # the handlers of other sets do not hear of this forward
-                log.tap.listeners = [*others, *islice(handlers, len(some))]
-                found = run()
+                own = [*islice(handlers, len(some))]
+                log.tap.listeners = others + own
+                calls = [*log.tap.layers]
+                with layers.without(calls, min(_first_edited(one, calls) for one in own)):
+                    found = run()
             yield found, tuple(log.removals)
             log.removals.clear()
+
+
+def _first_edited(handler: Listener, calls: Sequence[str]) -> int:
+    """Number of the first of these attention calls that an edit may change."""
+    if not isinstance(handler, Editor):
+        return 0
+    has_layer = handler.scope.has_layer
+    return next((number for number, path in enumerate(calls) if has_layer(number, path)), 0)
 
 
 def without_closing(model: Any, ids: Sequence[int]) -> Sequence[int]:
