@@ -73,7 +73,7 @@ def _logits(model: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def check_edit(edit: Any) -> None:
-    """It changes what the model gives, the same each time, inside the block alone."""
+    """An edit changes what the model gives, the same each time, inside the block alone."""
     model = load("tiny").model
     before = _logits(model)
     with intervene(model, edit):

@@ -157,7 +157,7 @@ class Timed(Schedule, Checked):
     allows_surplus_steps = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """As many as requested, also more than positions."""
+        """Evaluations as requested, also more than positions."""
         if steps is not None:
             sizes = [steps] * len(sizes)
         return split_steps(sizes, steps)

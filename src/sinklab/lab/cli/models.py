@@ -199,7 +199,7 @@ class Generate(Command):
 
 
 def _streamer(lm: Any) -> Any:
-    """It shows a canvas while it changes."""
+    """Shows a canvas while it changes."""
     from transformers import TextDiffusionStreamer
 
     tokenizer = lm.needed_tokenizer()

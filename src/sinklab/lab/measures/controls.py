@@ -120,7 +120,7 @@ class EqualMass(Wrapper):
 
 
 def other_arm(keys: Selector) -> Selector | None:
-    """The other arm of a comparison at equal mass; None for a selector that is no such arm."""
+    """Its partner in a comparison at equal mass; None for a selector that is no such arm."""
     if not isinstance(keys, EqualMass):
         return None
     return replace(keys, arm="keys" if keys.arm == "control" else "control")

@@ -39,7 +39,7 @@ class Measured:
     rule: Rule
 
     def of(self, places: Iterable[int]) -> "Measured":
-        """The same numbers of some of the samples alone, by their places among all."""
+        """Numbers of some of the samples alone, by their places among all."""
         return replace(self, found=[self.found[place] for place in places])
 
     def over(self, axis: str) -> pd.DataFrame:
@@ -148,7 +148,7 @@ class Measured:
 
     @property
     def filtered_N(self) -> np.ndarray:
-        """That of epsilon = 3."""
+        """Shares at epsilon = 3."""
         return self.filtered_NE[:, THREE]
 
     @cached_property

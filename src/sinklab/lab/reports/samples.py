@@ -215,7 +215,7 @@ class Sample:
 
     @cached_property
     def received_TLK(self) -> np.ndarray:
-        """The same, mean over heads."""
+        """Mean over heads of the same."""
         return np.concatenate([one.score.mean(2) for one in self.scored()], axis=1)
 
     @cached_property

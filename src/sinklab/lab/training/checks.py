@@ -59,7 +59,7 @@ def _check_together(settings: TrainSettings) -> None:
 
 
 def changed(settings: TrainSettings, *names: str) -> list[str]:
-    """Those of the named settings that are not the defaults."""
+    """The named settings that are not the defaults."""
     plain = TrainSettings()
     return [name for name in names if getattr(settings, name) != getattr(plain, name)]
 
