@@ -27,5 +27,4 @@ from .tables import table as table
 from .training import Training as Training
 from .words import number as number
 from .words import percent as percent
-from .words import ranged as ranged
 from .words import signed as signed

@@ -1,8 +1,6 @@
 """Numbers, shares and tokens as text for sentences and tables."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 from sinklab.lab.analysis.words import percent as percent
 from sinklab.lab.reports.samples import ADDED, MASK
@@ -28,16 +26,6 @@ def signed(value: float, digits: int = 3) -> str:
     if math.isnan(value):
         return "–"
     return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def ranged(row: Any, name: str, form: Callable[[float], str]) -> str:
-    """A number of a row of a table, `name`, with the 95 % interval `name_low` … `name_high` if it
-    is known.
-    """
-    value, low, high = (form(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-    if math.isnan(row[f"{name}_low"]):
-        return value
-    return f"{value} (95 % {low} … {high})"
 
 
 def quoted(label: str) -> str:
