@@ -303,6 +303,7 @@ def draw() -> None:
                 axes.set(xlabel="screen, nats", ylabel="blocked, nats")
                 for scale in (axes.set_xscale, axes.set_yscale):
                     scale("symlog", linthresh=1e-3)
+                axes.set_xticks([-1e-2, 0, 1e-2])
                 continue
             clean = table[table["arm"] == "none"].set_index("text")["loss"]
             table = table.assign(cost=table["loss"] - table["text"].map(clean))
