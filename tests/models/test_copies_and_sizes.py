@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from refusals import refused
-from sinklab.core.subject import DiffusionLMConfig
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.core.subject.head import Head
 from tiny_diffusion import tiny_backbone, tiny_model
 from tiny_models import checkpointed
@@ -64,8 +64,9 @@ def test_unknown_keys_are_refused_with_the_near_ones(fields, message):
     refused(message, DiffusionLMConfig, backbone, **fields)
 
 
-def test_a_resize_is_refused():
-    refused("from_causal", tiny_model().resize_token_embeddings, 300)
+@pytest.mark.parametrize("rows, size, message", [(280, 2, "keep at least 3"), (279, 300, "279")])
+def test_a_resize_that_cannot_be_is_refused(rows, size, message):
+    refused(message, tiny_model(output_vocab_size=rows).resize_token_embeddings, size)
 
 
 def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
@@ -82,6 +83,29 @@ def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
     }
     assert (again.text_vocab_size, again.eot_token_id, again.rope_dtype) == (270, 7, "bfloat16")
     assert DiffusionLMConfig(**again.to_dict()).to_dict() == again.to_dict()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("size", [300, 278])
+def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
+    torch.manual_seed(0)
+    backbone = tiny_backbone(tie_word_embeddings=tied)
+    model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=5)).eval()
+    before = model(IDS).logits
+    embedding = model.resize_token_embeddings(size)
+    assert embedding is model.get_input_embeddings()
+    assert (model.config.vocab_size, model.config.backbone.vocab_size, model.model.vocab_size) == (
+        size,
+    ) * 3
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    after = model(IDS).logits
+    shared = min(size, 280)
+    assert after.shape[-1] == size
+    assert torch.equal(after[..., :shared], before[..., :shared])
+    model.save_pretrained(tmp_path)
+    again = DiffusionLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(IDS).logits, after)
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -141,12 +141,36 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
                 self.config.sink.initialize(name, started, std)
                 init.copy_(self.get_parameter(name), started)
 
-    def resize_token_embeddings(self, *_: Any, **__: Any) -> nn.Embedding:
-        """Raises ValueError: embedding and head have one size for life."""
-        raise ValueError(
-            "the vocabulary of a DiffusionLM cannot be resized; resize the causal model, and make "
-            "a diffusion model of it with sinklab.lab.checkpoints.from_causal"
-        )
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **settings: Any
+    ) -> nn.Embedding:
+        """Change the size of the vocabulary, as in transformers.
+
+        Raises ValueError if [MASK] would be cut off, or the head is smaller than the embedding.
+        """
+        rows = self.config.output_vocab_size
+        mask_id = self.config.mask_token_id
+        if rows not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be "
+                "resized together; leave the vocabulary as it is"
+            )
+        if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
+            raise ValueError(
+                f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least "
+                f"{mask_id + 1}"
+            )
+        embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)
+        size = embedding.num_embeddings
+        with torch.device("meta"):
+            head = Head(self.config.backbone.hidden_size, size, size)
+        # transformers made a plain Linear; its weight may be tied
+        head.weight = self.lm_head.weight
+        self.lm_head = head.train(self.training)
+        self.model.vocab_size = size
+        if rows is not None:
+            self.config.output_vocab_size = size
+        return embedding
 
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
