@@ -23,7 +23,8 @@ import sinklab
 from frozen import Cells
 from sinklab import BlockKeys, EqualMass, Random, TopKeys
 
-TOLERANCE = 1e-6
+# p of a bootstrap over heads differs by 1.1e-5 between processors
+TOLERANCE = 2e-5
 """doses are kept in float32"""
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
 HEAD = {"layers": (0,), "heads": (1,)}
