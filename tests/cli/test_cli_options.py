@@ -23,7 +23,6 @@ from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import commands as own_commands
 from sinklab.lab.registry import studies
-from sinklab.lab.studies.progress import duration
 from tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.ring("extras")
@@ -118,13 +117,6 @@ def test_a_reader_that_has_gone_is_no_error():
     ) as told:
         told.stdout.close()
         assert (told.stderr.read(), told.wait()) == ("", 141)
-
-
-def test_a_duration_has_no_exponent():
-    told = [
-        duration(seconds) for seconds in (0.01, 9.96, 99.4, 99.6, 119, 121, 7000, 7300, 900_000)
-    ]
-    assert told == ["0.1 s", "10 s", "99 s", "100 s", "119 s", "2 min", "117 min", "2 h", "250 h"]
 
 
 def test_a_file_gives_defaults_that_options_override(model, capsys):

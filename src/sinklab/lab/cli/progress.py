@@ -5,7 +5,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from datetime import timedelta
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.lab.files import COUNT
-from sinklab.lab.studies.progress import Progress, duration
+from sinklab.lab.studies.progress import Progress
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Spellings of control characters, which a terminal would obey."""
@@ -76,8 +77,7 @@ class Shown(Progress):
         """Print a line, on a terminal above the one that stays."""
         self._told = self._bars.get_time()
         line = f"{self._told - self._started:6.1f} s  {spelt(text)}"
-        how: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-        self._bars.console.print(line, style="dim", **how)
+        self._bars.console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def count(self, done: float, total: float, what: str = "") -> None:
         """Tell how far a pass is; `what` is counted, where no stage says so."""
@@ -90,7 +90,7 @@ class Shown(Progress):
         now = self._bars.get_time()
         is_due = now - self._told >= max(EVERY, (now - self._started) / 3)
         if is_due and task.time_remaining and not self._bars.console.is_terminal:
-            left = duration(task.time_remaining)
+            left = timedelta(seconds=round(task.time_remaining))
             self.note(f"{text}: {int(done)} of {total:.0f}, about {left} left")
 
 
@@ -102,12 +102,13 @@ def working() -> Iterator[Shown]:
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     words = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    how: dict[str, Any] = {
-        "transient": True,
-        "disable": not console.is_terminal,
-        "speed_estimate_period": 1e9,
-    }
-    with Bars(*columns, console=console, **how) as bars:
+    with Bars(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        speed_estimate_period=1e9,
+    ) as bars:
         shown = Shown(bars)
         before = COUNT.set(shown.count)
         try:

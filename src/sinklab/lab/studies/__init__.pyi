@@ -11,7 +11,6 @@ from .progress import Meter as Meter
 from .progress import Progress as Progress
 from .progress import Tick as Tick
 from .progress import as_progress as as_progress
-from .progress import duration as duration
 from .progress import nothing as nothing
 from .settings import ascending as ascending
 from .settings import heldout_text as heldout_text

@@ -38,8 +38,7 @@ def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float
         return
     hindrance = ""
     if not wanted and 2 * seconds >= LITTLE:
-        minutes = 2 * seconds / 60
-        hindrance = f"both would take about {minutes:.0f} min; the setting `twin` runs them"
+        hindrance = f"both would take {seconds / 30:.0f} min; the setting `twin` runs them"
     seed = work.settings.seed or 0
     rows: list[dict[str, Any]] = []
     for kind, make in UNTRAINED.items():

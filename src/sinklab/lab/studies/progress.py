@@ -42,18 +42,6 @@ class Progress:
         return lambda: self.count(next(numbers, total), total)
 
 
-def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them, with two digits."""
-    unit, size = next(
-        (one for one in (("h", 3600), ("min", 60)) if seconds >= 2 * one[1]), ("s", 1)
-    )
-    number = max(seconds / size, 0.1)
-    # two digits of 100 and more would be written with an exponent
-    if number < 99.5:
-        return f"{number:.2g} {unit}"
-    return f"{number:,.0f} {unit}"
-
-
 Audience = Progress | Callable[[str], object] | None
 """Progress to show, or a function that is called with the text of each stage."""
 
@@ -64,9 +52,7 @@ def as_progress(given: Audience) -> Progress:
     """
     if isinstance(given, Progress):
         return given
-    if given is None:
-        return Progress()
-    return Progress(given)
+    return Progress(given or nothing)
 
 
 class Meter:
