@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-from sinklab.lab.records import open_run
 from small_runs import Sleeping, contents, launched
 from tiny_diffusion import tiny_loaded
 from tiny_tasks import toy_tasks
@@ -91,38 +90,6 @@ def sweep(kind, folder, seed):
         "apart": apart,
         "log": log.read_text()[-2000:],
     }
-
-
-def efficiency(folder, units, least, workers):
-    """Seconds that units asked for, over those that workers had, from the first start to the last
-    end.
-    """
-    settings = Sleeping.Settings(units=units, least=least)
-    began = time.perf_counter()
-    ends = together(
-        lambda out, shard: Sleeping()(None, out, settings, shard=shard),
-        folder / "run",
-        workers,
-        [],
-        folder / "log.txt",
-    )
-    seconds = time.perf_counter() - began
-    slept = open_run(folder / "run").table("slept")
-    asked, took = float(slept["asked"].sum()), float(slept["took"].sum())
-    done = slept["host"].value_counts().tolist()
-    about = {
-        "units": len(slept),
-        "different": int(slept["unit"].nunique()),
-        "workers": workers,
-        "units_by_worker": done,
-    }
-    found = {
-        "asked_s": asked,
-        "slept_s": took,
-        "took_s": seconds,
-        "efficiency": asked / (workers * seconds),
-    }
-    return about | {name: round(value, 4) for name, value in found.items()} | {"ends": ends}
 
 
 def main(folder, seed, *kinds):

@@ -1,11 +1,8 @@
-"""Many workers on one run: how much of their time is work, and whether kills and other numbers of
-workers show.
+"""Many shards of one run: whether kills and other numbers of them show.
 
-    python benchmarks/sweeps.py [--units 400] [--workers 8] [--least 0.4] [--seeds 3] [--slurm]
+    python benchmarks/sweeps.py [--seeds 3] [--slurm]
 
-Units of unequal length (the longest ten times the shortest) sleep, so that many workers share few
-cores. Efficiency is the time that all units ask for, over that of all workers from the first start
-to the last end. Then runs of three kinds are begun by some workers, which are killed, gone on with
+Runs of three kinds are begun by some workers, which are killed, gone on with
 by others in other numbers, and held to a whole run. Writes a result file. `--slurm`: in their
 place, where Slurm is (its nodes have GPUs, be it by name), launch/shards.slurm as an array of four
 tasks, of which one is killed and one is told to end, then as one of two.
@@ -77,9 +74,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--units", type=int, default=400)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--least", type=float, default=0.4, help="seconds of the shortest unit")
     parser.add_argument("--seeds", type=int, default=3, help="sweeps of each kind that are killed")
     parser.add_argument("--slurm", action="store_true", help="by Slurm, where there is one")
     given = parser.parse_args()
@@ -90,10 +84,6 @@ def main() -> None:
         if given.slurm:
             print(write_result("slurm", by_slurm(Path(temporary))))
             return
-        place = Path(temporary, "efficiency")
-        place.mkdir()
-        found = scheduler.efficiency(place, given.units, given.least, given.workers)
-        print(f"efficiency {found['efficiency']:.3f}: {found}", flush=True)
         killed = []
         for kind in scheduler.JOBS:
             for seed in range(given.seeds):
@@ -102,7 +92,7 @@ def main() -> None:
                 one = scheduler.sweep(kind, folder, seed)
                 killed.append({name: value for name, value in one.items() if name != "log"})
                 print(killed[-1], flush=True)
-    print(write_result("sweeps", {"efficiency": found, "killed": killed}))
+    print(write_result("sweeps", {"killed": killed}))
 
 
 if __name__ == "__main__":
