@@ -135,6 +135,8 @@ def test_a_driver_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
         command = [sys.executable, "-m", "sinklab", *asked, run, "--workers", "1"]
         # agents of Ray try so long to tell of the end
         agents = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        # the children of a job in the background would ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         driver = subprocess.Popen(command, env={**os.environ, **agents})
         deadline = time.monotonic() + PATIENCE
         while len([*run.glob("generations-*.parquet")]) == before:
