@@ -1,10 +1,10 @@
 """What the frozen numbers are made of: how a value is written, read again and compared.
 
 A section is a module of this folder: `cells()` yields a name and a value for each cell, and
-`TOLERANCE` says how far a number may be from the frozen one; where `SECTIONS` has groups,
-`cells(group)` yields those of one. Values are numbers, texts, arrays, tensors, lists and dicts. A
-section's data is one file, a line a cell, so that a change of the code shows in the history as the
-lines of the cells that it changed.
+`TOLERANCE` says how far a number may be from the frozen one, and `LOOSER` how far in some cells;
+where `SECTIONS` has groups, `cells(group)` yields those of one. Values are numbers, texts, arrays,
+tensors, lists and dicts. A section's data is one file, a line a cell, so that a change of the code
+shows in the history as the lines of the cells that it changed.
 """
 
 import json
@@ -99,5 +99,5 @@ def changes(name: str, new: dict[str, Any], beginning: str = "") -> Iterator[str
         if cell not in old or cell not in new:
             yield f"{cell}: {'is no longer made' if cell in old else 'is not frozen'}"
         else:
-            tolerance = section.TOLERANCE
+            tolerance = vars(section).get("LOOSER", {}).get(cell, section.TOLERANCE)
             yield from differences(old[cell], new[cell], tolerance, cell)

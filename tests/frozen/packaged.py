@@ -23,9 +23,10 @@ import sinklab
 from frozen import Cells
 from sinklab import BlockKeys, EqualMass, Random, TopKeys
 
-# p of a bootstrap over heads differs by 1.1e-5 between processors
-TOLERANCE = 2e-5
+TOLERANCE = 1e-6
 """doses are kept in float32"""
+LOOSER = {"curve/heads/tiny/curve": 2e-5}
+"""its p differs by 1.1e-5 between processors"""
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
 HEAD = {"layers": (0,), "heads": (1,)}
 SINKS = TopKeys(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -267,7 +267,7 @@ class RunWriter:
     ) -> None:
         """Write files, and then list them in run.json."""
         sums = {}
-        written: list[tuple[str, Callable[[Path, Any], None], Mapping[str, Any]]] = [
+        written: list[Any] = [
             (TABLES, _write_tables, tables),
             (ARRAYS, storage.write_arrays, arrays),
         ]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from sinklab.lab.records import Run
     from sinklab.lab.studies.base import Work
 
-LITTLE = 60.0
-"""Seconds: twins that take less are made without being asked for."""
+LITTLE = 30.0
+"""Seconds of one twin: both are made without being asked for where it takes less."""
 
 
 def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float = 0.0) -> None:
@@ -37,7 +37,7 @@ def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float
     if "twins" in done.tables and (not wanted or done.table("twins")["made"].all()):
         return
     hindrance = ""
-    if not wanted and 2 * seconds >= LITTLE:
+    if not wanted and seconds >= LITTLE:
         hindrance = f"both would take {seconds / 30:.0f} min; the setting `twin` runs them"
     seed = work.settings.seed or 0
     rows: list[dict[str, Any]] = []

@@ -72,14 +72,16 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
     ``folder``, also after one that was killed before it had a ``run.json``.
 
     Raises:
-        ValueError: for a folder that is taken; when resuming, for one that holds something else, a
-            damaged ``run.json``, and a setting that matters and has changed.
+        ValueError: for a folder that is taken; when resuming, for one that is absent or holds
+            something else, a damaged ``run.json``, and a setting that matters and has changed.
     """
     refuse_taken(folder)
     if names_in(folder) and not settings.resume:
         raise ValueError(
             f"{folder} is taken by a run; go on with --resume, or choose another folder"
         )
+    if settings.resume and not folder.exists():
+        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
     if not names_in(folder):
         return None
     before = of_training(folder, read_info(folder / RUN_FILE))

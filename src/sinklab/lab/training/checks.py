@@ -21,6 +21,12 @@ def check(settings: TrainSettings) -> None:
             outside 0…1, settings that exclude one another.
     """
     DiffusionLMConfig(LlamaConfig(), **variant(settings))
+    # transformers before 5.23 does not ask
+    if settings.init_from is None and settings.hidden_size // settings.heads % 2:
+        raise ValueError(
+            f"each head needs an even rotary dimension, but {settings.hidden_size} over "
+            f"{settings.heads} heads is odd; change hidden_size or heads"
+        )
     if settings.kv_heads is not None and settings.heads % settings.kv_heads:
         raise ValueError(
             f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}"

@@ -39,15 +39,17 @@ MEASURES: tuple[str, ...] = (
     "value_masked",
 )
 """Measures of every layer, NaN if there is no such thing."""
-SUMS: tuple[str, ...] = (
+SUMS = (
     "sum_added_share",
     "sum_text_share",
     "sum_sinks",
     "events",
     "added_events",
     "mains",
+    "added_norm",
+    "sink_norm",
+    "rest_norm",
 )
-SUMS += ("added_norm", "sink_norm", "rest_norm")
 
 
 def pooled(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
