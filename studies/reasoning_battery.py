@@ -207,11 +207,10 @@ def trained(out: Path, smallest: bool) -> dict[str, Path]:
     every: dict[str, dict[str, Any]] = {"start": {}, "denoising": on | denoises}
     every |= {"autoregressive": on, "windowed": on | denoises}
     for name, own in every.items():
-        resume = (out / name / "run.json").exists()
         print(f"training {name}", flush=True)
         near = patch.object(DiffusionLM, "forward", nearby)
         with near if name == "windowed" else nullcontext():
-            train(TrainSettings(**size | own, out=str(out / name), resume=resume), progress=print)
+            train(TrainSettings(**size | own, out=str(out / name)), progress=print)
     return {name: out / name / "model" for name in every}
 
 

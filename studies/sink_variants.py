@@ -16,7 +16,6 @@ sink_variants.md of it was removed after commit d6d5ce19 (sink_variants_tables.p
 """
 
 import argparse
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -100,10 +99,7 @@ def _kept(name: str, seed: int, corpus: str, heldout: str) -> dict[str, Any]:
 def run(settings: TrainSettings) -> None:
     """Train, or go on where it was stopped."""
     torch.set_num_threads(1)
-    resume = bool(list(Path(settings.out).glob("checkpoints/checkpoint-*")))
-    train(
-        dataclasses.replace(settings, resume=resume), progress=lambda text: print(text, flush=True)
-    )
+    train(settings, progress=lambda text: print(text, flush=True))
 
 
 def score(heldout: str) -> None:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,7 @@ def train_all() -> None:
         begun = (stage.folder / "run.json").is_file()
         if not begun or open_run(stage.folder).info.status != "complete":
             print(f"{stage.folder.name}: {'goes on' if begun else 'begins'}", flush=True)
-            train(replace(stage.settings(), resume=begun), progress=partial(tell, stage))
+            train(stage.settings(), progress=partial(tell, stage))
         take_adapters([stage])
 
 

@@ -38,11 +38,11 @@ from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
 
-# how long something took, when and where it was, and whether a training run was resumed, which is
+# how long something took, when and where it was,
 # among its settings
 TIMED = (
     r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|"
-    r"files|others|^resume$"
+    r"files|others"
 )
 
 
@@ -158,15 +158,7 @@ def train(place):
 
     often = {"save_every": 2, "monitor_every": 2}
     settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, **often)
-    train(
-        replace(
-            settings,
-            sink_kind="token",
-            sink_count=1,
-            out=str(place),
-            resume=place.exists(),
-        )
-    )
+    train(replace(settings, sink_kind="token", sink_count=1, out=str(place)))
 
 
 def report(place):

@@ -46,7 +46,7 @@ def test_every_reader_names_a_damaged_file(traced, tmp_path, monkeypatch, capsys
     flip(bad / "attention-0000.safetensors")
     assert main(READERS[command](bad, traced)) == 2
     said = capsys.readouterr().err
-    assert "attention-0000.safetensors is damaged" in said and "--resume" in said
+    assert "attention-0000.safetensors is damaged" in said and "repeat the command" in said
 
 
 def rewritten(folder, **changes):

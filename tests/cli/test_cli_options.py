@@ -156,7 +156,7 @@ def test_a_file_that_makes_no_sense_is_refused(text, message, capsys):
     assert not Path("one").exists()
 
 
-HOSTILE = {"out": "stolen", "resume": True, "run_code": True, "shard": "0/2", "render": ["stolen"]}
+HOSTILE = {"out": "stolen", "run_code": True, "shard": "0/2", "render": ["stolen"]}
 
 
 @pytest.mark.parametrize("command", ["trace", "train", "table1", "serve"])

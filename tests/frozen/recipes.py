@@ -255,7 +255,7 @@ def stopped_cells() -> Cells:
             before = open_run(settings.out)
             steps = before.table("history")["step"].tolist()
             yield f"stopped/{name}", {"status": before.info.status, "steps": steps}
-        train(replace(settings, resume=True))
+        train(settings)
         yield f"stopped/{name}/resumed", losses_of(settings.out)
 
 

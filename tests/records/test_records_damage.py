@@ -46,7 +46,7 @@ def test_a_file_that_is_not_what_was_written_is_refused_where_it_is_read(folder,
         run = open_run(folder)
         (folder / name).write_bytes(content)
         for read in READS[name]:
-            refused(rf"{name} is damaged .*--resume.*SHA-256", read, run)
+            refused(rf"{name} is damaged .*repeat the command.*SHA-256", read, run)
         assert lost_files(folder, run.info) == {name}
     (folder / name).unlink()
     refused(f"{name} is .*missing", open_run, folder)

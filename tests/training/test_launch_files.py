@@ -61,12 +61,12 @@ def test_the_slurm_script_hands_its_arguments_to_the_command():
     exec() {{ "$@"; }}
     export -f exec
     export SLURM_JOB_NODELIST=node[1-2] SLURM_NTASKS=16
-    set -- qwen-1.5b --corpus "a b" --resume
+    set -- qwen-1.5b --corpus "a b" --streaming
     . {path}
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = "node1:29500 15/16 7/8: -m sinklab train qwen-1.5b --corpus a b --resume"
+    said = "node1:29500 15/16 7/8: -m sinklab train qwen-1.5b --corpus a b --streaming"
     assert done.stdout.splitlines() == ["--kill-on-bad-exit=1", said]
     assert "\n#SBATCH --signal=TERM@" in path.read_text(), (
         "the processes are told before the time is over"

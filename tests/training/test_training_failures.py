@@ -40,7 +40,7 @@ def test_a_loss_that_is_no_number_stops_the_run(settings, monkeypatch):
     assert "nan at step 3" in record.info.error
     assert record.table("history")["step"].tolist() == [1, 2, 2]
     monkeypatch.undo()
-    train(replace(settings, resume=True))
+    train(settings)
     assert open_run("run").info.status == "complete"
 
 

@@ -120,7 +120,7 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(k
         folder = Path(one.out)
         assert open_run(folder).info.status == "running"
         assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-4"]
-        train(replace(one, resume=True))
+        train(one)
         whole = replace(one, out=f"{folder.name}-whole")
         train(whole)
         assert_same(folder, whole.out)
@@ -136,14 +136,13 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
         folder = Path(one.out)
         assert whole_checkpoints(folder / "checkpoints") == []
         if (folder / "run.json").exists():
-            refused(r"is taken by a run; .*--resume", train, one)
-            refused(r"lr: 0.01 → 0.02", train, replace(one, resume=True, lr=0.02))
-        said = []
-        train(replace(one, resume=True), progress=said.append)
-        assert (
-            said[0]
-            == f"{folder} has no checkpoint to resume from; the run starts from the beginning"
-        )
+            refused(r"lr: 0.01 → 0.02", train, replace(one, lr=0.02))
+            said = f"{folder} has no checkpoint yet: the run starts from the beginning"
+        else:
+            said = "reading"
+        told = []
+        train(one, progress=told.append)
+        assert told[0].startswith(said)
         assert_same(folder, "whole")
         assert open_run(folder).info.status == "complete"
         names = [
@@ -154,7 +153,7 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
 
 
 def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
-    here = replace(settings, steps=3, resume=True)
+    here = replace(settings, steps=3)
     notes = Path("run/notes.txt")
     notes.parent.mkdir()
     notes.write_text("mine")
@@ -172,7 +171,7 @@ def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings):
 def test_how_a_run_runs_may_change_on_the_way(settings):
     here = replace(settings, monitor_every=0)
     interrupted(here, 5)
-    train(replace(here, resume=True, micro_batch=4, log_every=2, save_every=3))
+    train(replace(here, micro_batch=4, log_every=2, save_every=3))
     history = open_run("run").table("history")
     steps = history.dropna(subset="loss")["step"].tolist()
     assert steps == [1, 2, 3, 4, 6, 8, 10, 12], (
@@ -189,17 +188,14 @@ def test_a_stream_that_changed_is_refused(settings):
     interrupted(here, 5)
     position = Path("run/checkpoints/checkpoint-4/position.json")
     assert json.loads(position.read_text())["row"] == 16
-    refused(
-        "heldout_rows: 8 → 4, monitor_every: 0",
-        train,
-        replace(here, resume=True, heldout_rows=4, monitor_every=5),
-    )
+    changed = replace(here, heldout_rows=4, monitor_every=5)
+    refused("heldout_rows: 8 → 4, monitor_every: 0", train, changed)
     kept = position.read_text()
     position.write_text("{}")
-    refused(r"position.json .*checkpoint-4", train, replace(here, resume=True))
+    refused(r"position.json .*checkpoint-4", train, here)
     position.write_text(kept)
     corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')
-    refused("keep its data, but the corpus", train, replace(here, resume=True))
+    refused("keeps its data, but the corpus", train, here)
 
 
 def test_a_run_is_reproduced_from_its_folder_alone(settings):
@@ -220,8 +216,5 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings):
     ):
         path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
         refused(message, settings_of, "run")
-    # a run that was gone on with is made again from its start
-    path.write_text(json.dumps(written | {"settings": written["settings"] | {"resume": True}}))
-    assert settings_of("run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
     refused("run of the kind 'study'", settings_of, "run")

@@ -92,17 +92,12 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, capsys):
     assert loaded.tokenizer.mask_token_id not in written
 
 
-def test_resuming_is_refused_where_it_would_not_be_the_same_run(settings):
-    refused("run has no checkpoint", train, replace(settings, resume=True))
+def test_what_would_not_be_the_same_run_is_refused(settings):
     interrupted(settings, 5)
-    refused(
-        r"batch: 4 → 8, lr: 0.01 → 0.1",
-        train,
-        replace(settings, resume=True, batch=8, lr=0.1, log_every=3),
-    )
-    refused(r"is taken by a run; .*--resume", train, settings)
+    changed = replace(settings, batch=8, lr=0.1, log_every=3)
+    refused(r"batch: 4 → 8, lr: 0.01 → 0.1", train, changed)
     Path("run/run.json").write_text("{")
-    refused(r"run.json is damaged", train, replace(settings, resume=True))
+    refused(r"run.json is damaged", train, settings)
 
 
 def files_of(folder):
@@ -117,16 +112,16 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
     interrupted(here, 5)
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = files_of("run")
-    refused("keep its data, but the corpus", train, replace(here, resume=True))
+    refused("keeps its data, but the corpus", train, here)
     assert files_of("run") == kept
 
     (corpus / "text.txt").write_text(TEXT * 60)
-    train(replace(here, resume=True))
+    train(here)
     (corpus / "text.txt").write_text("Quite another corpus.\n" * 200)
     shutil.rmtree("run/checkpoints")
     kept = files_of("run")
     said = []
-    assert train(replace(here, resume=True), progress=said.append) == Path("run/model")
+    assert train(here, progress=said.append) == Path("run/model")
     assert said == ["the run in run is complete; nothing is left to do"]
     assert files_of("run") == kept
 
@@ -239,8 +234,8 @@ def test_the_type_that_suits_the_machine_is_said_and_belongs_to_the_run(settings
     assert open_run("run").info.settings["bf16"] is False
     # it goes on elsewhere as it began
     on("avx512_bf16", monkeypatch)
-    refused("bf16: False → True", train, replace(here, resume=True, bf16=True))
-    train(replace(here, resume=True), progress=said.append)
+    refused("bf16: False → True", train, replace(here, bf16=True))
+    train(here, progress=said.append)
     assert any(
         text.startswith("training ") and text.endswith(", computing in float32") for text in said
     )

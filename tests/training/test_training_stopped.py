@@ -72,7 +72,7 @@ def test_a_signal_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
         f"checkpoint-{step}"
     ]
     assert left.table("history")["step"].max() == step
-    train(replace(settings, resume=True))
+    train(settings)
     train(replace(settings, out="whole"))
     ended, whole = (open_run(name) for name in ("run", "whole"))
     assert same_weights(ended.path, whole.path)
@@ -97,7 +97,7 @@ def test_a_second_ctrl_c_ends_at_once_and_says_that_nothing_is_saved(settings, m
     with pytest.raises(KeyboardInterrupt):
         train(settings, progress=said.append)
     assert not whole_checkpoints(Path("run/checkpoints"))
-    assert said[-1].endswith("has no checkpoint yet: to resume it is to begin anew")
+    assert said[-1].endswith("has no checkpoint yet: the same command begins anew")
 
 
 def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(setting
     left = open_run("run")
     assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
     assert left.table("history")["step"].tolist() == [2, 3]
-    train(replace(here, resume=True))
+    train(here)
     train(replace(here, out="alone"))
     ours, theirs = weights_of("run"), weights_of("alone")
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)

@@ -34,7 +34,7 @@ class Train(Command):
 
     Trained from scratch, or made of a causal model. The first word is a recipe; it sets every flag
     below, and flags given override it. Without one, a small model learns from --corpus in a few
-    minutes. The run folder keeps all settings, and --resume continues an interrupted run exactly.
+    minutes. The run folder keeps all settings; the same command goes on with an interrupted run.
     After the name of a recipe, --help shows its settings.
 
     Recipes

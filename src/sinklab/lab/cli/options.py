@@ -41,7 +41,7 @@ save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids
 text_only time_sampler top_k top_p warmup weight_decay
 """
 """Options that --help leaves to --help-all, in every command."""
-PERMISSIONS = "out render resume run_code shard"
+PERMISSIONS = "out render run_code shard"
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file.
 """

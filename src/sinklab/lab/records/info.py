@@ -16,10 +16,7 @@ from sinklab.lab.records.storage import RUN_FILE, SCHEMA, file_of, write_text
 
 _PART = re.compile(r"-(\d{4,})\.\w+")
 """End of the name of a file that belongs to a part."""
-REMEDY = (
-    "Restore it, or repeat the command of the run (sinklab train with --resume), which writes "
-    "again what is damaged"
-)
+REMEDY = "Restore it, or repeat the command of the run, which writes again what is damaged"
 
 
 def part_of(file: str) -> int | None:

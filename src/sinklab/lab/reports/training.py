@@ -21,7 +21,6 @@ FREE = frozenset(
     {
         "seed",
         "out",
-        "resume",
         "threads",
         "compile",
         "gradient_checkpointing",

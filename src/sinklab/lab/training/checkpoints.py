@@ -53,13 +53,13 @@ def named_checkpoint(root: Path | str) -> str:
 
 
 def with_precision(settings: TrainSettings) -> TrainSettings:
-    """The settings with bf16 decided: as the run to resume has it, else as this machine multiplies
-    fast.
+    """The settings with bf16 decided: as the run in the folder has it, else as this machine
+    multiplies fast.
     """
     if settings.bf16 is not None:
         return settings
     before = Path(settings.out) / RUN_FILE
-    if settings.resume and before.is_file():
+    if before.is_file():
         return dataclasses.replace(settings, bf16=read_info(before).settings.get("bf16"))
     device = "cpu"
     if torch.cuda.is_available():
@@ -68,20 +68,13 @@ def with_precision(settings: TrainSettings) -> TrainSettings:
 
 
 def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
-    """Content of ``run.json`` of the run that these settings resume; None for a run that begins in
-    ``folder``, also after one that was killed before it had a ``run.json``.
+    """Content of ``run.json`` of the run that goes on; None for one that begins in ``folder``.
 
     Raises:
-        ValueError: for a folder that is taken; when resuming, for one that is absent or holds
-            something else, a damaged ``run.json``, and a setting that matters and has changed.
+        ValueError: for a folder with something else, a damaged ``run.json``, and a setting that
+            matters and has changed.
     """
     refuse_taken(folder)
-    if names_in(folder) and not settings.resume:
-        raise ValueError(
-            f"{folder} is taken by a run; go on with --resume, or choose another folder"
-        )
-    if settings.resume and not folder.exists():
-        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
     if not names_in(folder):
         return None
     before = of_training(folder, read_info(folder / RUN_FILE))
@@ -94,8 +87,8 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
     ]
     if changed:
         raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start "
-            "a new run in another folder (--out) instead"
+            f"{folder} holds another run, and these settings changed: {', '.join(changed)}; give "
+            "the same, or another folder (--out)"
         )
     return before
 
@@ -113,7 +106,7 @@ def of_training(folder: Path, info: RunInfo) -> RunInfo:
 
 
 def settings_of(folder: str | Path) -> TrainSettings:
-    """The settings with which the training run in a folder was made, but ``resume``:
+    """The settings with which the training run in a folder was made:
     ``train(settings_of(folder))``, with another ``out``, makes it again. A setting that is newer
     than the run has its default.
 
@@ -124,21 +117,19 @@ def settings_of(folder: str | Path) -> TrainSettings:
     info = of_training(Path(folder), open_run(folder).info)
     fault = f"{folder} has settings that this version of sinklab does not know or that are damaged"
     with refused(fault, TypeError, ValueError):
-        # a run that was interrupted and resumed is reproduced from its start
-        return TrainSettings(**info.settings | {"resume": False})
+        return TrainSettings(**info.settings)
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:
-    """Refuse to resume a run that was started with other text.
+    """Refuse to go on with a run that was started with other text.
 
     Raises:
         ValueError: if the run in ``folder`` recorded another hash than ``data``.
     """
     if run.model.get("data_sha256", data) != data:
         raise ValueError(
-            "a resumed run must keep its data, but the corpus, the held-out text or the "
-            f"tokenizer of {folder} has "
-            "changed since; restore them or start a new run in another folder (--out)"
+            f"a run keeps its data, but the corpus, the held-out text or the tokenizer of {folder} "
+            "has changed since; restore them, or choose another folder (--out)"
         )
 
 
@@ -154,7 +145,7 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
     Raises:
         ValueError: if the checkpoint lacks them or they are damaged.
     """
-    advice = f"Remove {checkpoint} to resume from the one before it."
+    advice = f"Remove {checkpoint} to go on from the one before it."
     with undamaged(checkpoint / POSITION_FILE, advice):
         noted = read_json(checkpoint / POSITION_FILE)
         return int(noted["row"]), [int(part) for part in noted["cursor"]]

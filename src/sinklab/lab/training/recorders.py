@@ -1,7 +1,7 @@
 """Losses, speed and sinks of a model in training, and the end of a run by a signal.
 
-Rows stand in the Trainer's own state, which every checkpoint has: a resumed run has the tables of
-an uninterrupted one.
+Rows stand in the Trainer's own state, which every checkpoint has: a run that goes on has the tables
+of an uninterrupted one.
 """
 
 # R rows, S sequence
@@ -105,7 +105,7 @@ class Recorder(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Take the rows of the run that is resumed; measure a model before its first step."""
+        """Take the rows of the run that goes on; measure a model before its first step."""
         for row in state.log_history:
             self._started = time.perf_counter() - row.get("seconds", 0.0)
         # a resumed state would bring back the intervals of the session that wrote it
@@ -143,8 +143,8 @@ class Recorder(TrainerCallback):
                 state.log_history.pop()
                 raise ValueError(
                     f"the loss must stay finite, but {name} is {row[name]} at step "
-                    f"{state.global_step}; lower lr ({args.learning_rate}) and start again, or "
-                    f"resume from {named_checkpoint(args.output_dir)}"
+                    f"{state.global_step}; lower lr ({args.learning_rate}) in another folder, "
+                    f"or go on from {named_checkpoint(args.output_dir)}"
                 )
         row["tokens"] = state.global_step * self.tokens
         row["seconds"] = round(time.perf_counter() - self._started, 1)

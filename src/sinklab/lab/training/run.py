@@ -58,9 +58,8 @@ def train(
         the folder of the trained model, ready for :func:`sinklab.load`.
 
     Raises:
-        ValueError: for a corpus without text, sizes that do not fit, a folder that is taken,
-            resuming with changed settings, changed data or without a folder, a loss that is not
-            finite.
+        ValueError: for a corpus without text, sizes that do not fit, a folder with something else
+            or a run of other settings or data, a loss that is not finite.
     """
     check(settings)
     settings = checkpoints.with_precision(settings)
@@ -72,13 +71,11 @@ def train(
         if progress is not None and main:
             progress(stage)
 
-    checkpoint: Path | None = None
     earlier = checkpoints.earlier_run(folder, settings)
     if earlier is not None and earlier.status == "complete":
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    if settings.resume:
-        checkpoint = _newest_checkpoint(folder, say)
+    checkpoint = _newest_checkpoint(folder, say) if earlier is not None else None
     # faults of the input show here, before a folder is taken
     model, text, facts = _model_and_text(settings, say)
     if earlier is not None:
@@ -142,7 +139,7 @@ def _newest_checkpoint(folder: Path, say: Callable[[str], object]) -> Path | Non
     found = checkpoints.whole_checkpoints(folder / "checkpoints")
     if found:
         return found[-1]
-    say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    say(f"{folder} has no checkpoint yet: the run starts from the beginning")
     return None
 
 
@@ -252,9 +249,9 @@ def _leaving_together(args: Any, folder: Path, say: Callable[[str], object]) -> 
         args.distributed_state.wait_for_everyone()
         found = checkpoints.whole_checkpoints(folder / "checkpoints")
         if found:
-            say(f"saved: {found[-1]}; resume goes on from there")
+            say(f"saved: {found[-1]}; the same command goes on from there")
         else:
-            say(f"{folder} has no checkpoint yet: to resume it is to begin anew")
+            say(f"{folder} has no checkpoint yet: the same command begins anew")
         raise
 
 

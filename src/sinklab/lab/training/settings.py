@@ -157,7 +157,7 @@ class EngineSettings(Checked):
 
     bf16: bool | None = None
     """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when
-    left out, if this machine multiplies bfloat16 in hardware. A run that is resumed keeps its type.
+    left out, if this machine multiplies bfloat16 in hardware. A run that goes on keeps its type.
     """
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
@@ -173,8 +173,6 @@ class EngineSettings(Checked):
     """
     out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
-    resume: bool = limited(False, free=True)
-    """Resume from the newest checkpoint in the run folder, or from the start if it has none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
