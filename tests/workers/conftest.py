@@ -1,10 +1,19 @@
 """One Ray for all tests of a session, small."""
 
 import importlib.util
+import sys
 
 import pytest
 
+from sinklab.lab.files import PLUGIN
 from sinklab.lab.registry import engines
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch):
+    """Runs name the plug-ins of their process, and other tests loaded some."""
+    for name in [name for name in sys.modules if name.startswith(PLUGIN)]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture(scope="session")
