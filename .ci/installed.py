@@ -1,4 +1,4 @@
-"""Run by the Python of an environment into which the wheel alone was installed, without extras."""
+"""Run by the Python of an environment that README's command made: sinklab without extras."""
 
 import importlib.metadata
 import re
@@ -21,7 +21,7 @@ import sinklab  # noqa: E402
 from sinklab.lab.checkpoints import load  # noqa: E402
 
 root = Path(sinklab.__file__).parent
-assert root.is_relative_to(sys.prefix), f"sinklab was not imported from the wheel, but from {root}"
+assert root.is_relative_to(sys.prefix), f"sinklab came from {root}, which is not installed"
 assert importlib.metadata.version("sinklab") == sinklab.__version__
 assert (root / "py.typed").is_file()
 
@@ -55,6 +55,6 @@ examples = sorted(Path(__file__).resolve().parents[1].glob("examples/add_a_*.py"
 for example in examples:
     subprocess.run([sys.executable, "-I", str(example)], check=True)
 print(
-    f"sinklab {sinklab.__version__}: wheel installs without extras, imports torch alone, loads "
+    f"sinklab {sinklab.__version__}: installs without extras, imports torch alone, loads "
     f"{len(packaged)} models, checks {len(examples)} plug-ins"
 )
