@@ -15,7 +15,6 @@ import sinklab
 from launched import launch
 from sinklab.core.registry import (
     Registry,
-    fast_attentions,
     fast_decoders,
     fast_losses,
     fast_passes,
@@ -23,7 +22,6 @@ from sinklab.core.registry import (
     fast_sinks,
 )
 from sinklab.extras.fast.decoder import FastDenoiser
-from sinklab.lab.registry import fast_medians
 
 ANEW = """
 import sys
@@ -89,18 +87,14 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path, capsys,
 
 def test_every_purpose_has_its_fast_path():
     purposes = (
-        fast_attentions,
         fast_decoders,
         fast_losses,
-        fast_medians,
         fast_passes,
         fast_sinks,
     )
     assert [list(paths) for paths in purposes] == [
-        ["kernel"],
         ["layers"],
         ["one_pass"],
-        ["selected"],
         ["triton"],
         ["in_sequence"],
     ]

@@ -352,8 +352,6 @@ denoisers = Registry("denoiser", "denoisers")
 """Denoisers of a model that remember keys and values; without one everything is computed afresh."""
 attention_functions = Registry("attention function", "attention_functions")
 """Attention functions of transformers, beside SDPA, that taps read."""
-fast_attentions = Registry("fast attention", "fast_attentions")
-"""Calls of SDPA that keep results for statistics."""
 fast_decoders = Registry("fast decoder", "fast_decoders")
 """Faster forwards for decoding."""
 fast_losses = Registry("fast loss", "fast_losses")

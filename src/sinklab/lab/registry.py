@@ -10,8 +10,6 @@ studies = Registry("study", "studies")
 """Kinds of runs, each with a command: `sinklab.lab.studies.base.Study`."""
 commands = Registry("command", "commands")
 """Commands that are no study: `sinklab.lab.cli.options.Command`."""
-fast_medians = Registry("fast median", "fast_medians")
-"""Faster medians of the rows of a tensor."""
 sandboxes = Registry("sandbox", "sandboxes")
 """Places to run programs that a model wrote."""
 engines = Registry("engine", "engines")

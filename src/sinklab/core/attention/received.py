@@ -51,8 +51,6 @@ class Scores:
     scale: float
     chosen: tuple[int, ...]
     """Query heads to compute, the H axis of every result."""
-    lse_BHQ: Tensor | None = None
-    """Log-sum-exp of every query head's rows, if the kernel returned it."""
 
     @classmethod
     def of(
@@ -63,7 +61,6 @@ class Scores:
         is_causal: bool = False,
         scale: float | None = None,
         heads: Sequence[int] | None = None,
-        lse_BHQ: Tensor | None = None,
     ) -> Scores:
         """From the arguments of `scaled_dot_product_attention`, for some query heads or all. Raises
         ValueError when shapes do not fit, or for a head that is not there.
@@ -92,7 +89,7 @@ class Scores:
                     f"mask must broadcast to (batch, head, query, key) = {whole}, got "
                     f"{tuple(mask.shape)}"
                 )
-        return cls(q_BHQD.detach(), k_BKSD.detach(), mask, is_causal, scale, chosen, lse_BHQ)
+        return cls(q_BHQD.detach(), k_BKSD.detach(), mask, is_causal, scale, chosen)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -96,8 +96,8 @@ class Call:
     alone_BH: Tensor | None = None
     """Number of real queries that `block` left as they were, or with the keys they keep alone."""
     known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Results for all heads, shared by all who are shown the call: "received_BHS", "last_row_BHS",
-    and "lse_BHQ" where a fast path has it from the kernel."""
+    """Results for all heads, shared by all who are shown the call: "received_BHS", "last_row_BHS".
+    """
     filled: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results for `heads`: what a recorder wants of some heads alone, in one pass (`fill`)."""
 
@@ -147,8 +147,7 @@ class Call:
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
         """The scores of some query heads or all, edits included."""
-        lse_BHQ = self.known.get("lse_BHQ")
-        return Scores.of(self.q_BHQD, self.k_BKSD, **self.masking, heads=heads, lse_BHQ=lse_BHQ)
+        return Scores.of(self.q_BHQD, self.k_BKSD, **self.masking, heads=heads)
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The `heads` of a tensor (B, H, …) over all query heads, or of (B, 1, …) itself."""

@@ -38,7 +38,7 @@ from sinklab.core.instrument.backends import (
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.origin import KeyOrigin, says_more
 from sinklab.core.instrument.tap import Listener, Tap, upwards
-from sinklab.core.registry import attention_functions, fast_attentions, fast_path
+from sinklab.core.registry import attention_functions
 
 _SDPA = F.scaled_dot_product_attention
 _CAUGHT = (_SDPA, F.multi_head_attention_forward)
@@ -206,13 +206,10 @@ class ModelTap(Tap, TorchFunctionMode):
         call, edited = self._edit_call(
             self._stack[-1], dict(zip(NAMES, args, strict=False)) | kwargs
         )
-        attention = _SDPA
-        if not in_backward() and any(listener.reads_scores for listener in self.listeners):
-            attention = fast_path(fast_attentions, edited) or _SDPA
         if edited is call:
-            out = attention(*args, **kwargs)
+            out = _SDPA(*args, **kwargs)
         else:
-            out = run_call(edited, attention)
+            out = run_call(edited, _SDPA)
         self.observed(edited, out)
         return out
 

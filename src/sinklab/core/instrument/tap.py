@@ -34,8 +34,6 @@ class Listener:
 
     tap: Any
     """The `Tap` that it listens to; there once it is `tapped`."""
-    reads_scores = False
-    """Whether it takes statistics from the scores of calls."""
     exact = True
     """Whether it hears of the model's own forward alone; False: of a fast decoder's as well, whose
     numbers are equal within rounding.

@@ -52,7 +52,6 @@ class Recorder(Listener):
 
     def __post_init__(self) -> None:
         self.reads = {name for one in self.statistics.values() for name in one.reads}
-        self.reads_scores = bool(self.reads)
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
         self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)

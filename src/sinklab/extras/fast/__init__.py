@@ -1,10 +1,8 @@
 """Fast paths, each with a slow twin in the core that tests hold it to."""
 
 PROVIDES = {
-    "fast_attentions": "score_pass",
     "fast_decoders": "decoder",
     "fast_losses": "loss",
-    "fast_medians": "arithmetic",
     "fast_passes": "score_pass",
     "fast_sinks": "in_sequence",
 }

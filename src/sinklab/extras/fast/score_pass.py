@@ -1,24 +1,19 @@
-"""The statistics of a call by fused kernels on a GPU: no score is written to memory.
-
-The log-sum-exp of rows comes from the attention kernel that ran, if it returned it; else from a
-pass of our own.
+"""The statistics of a call by fused kernels on a GPU: no score is written to memory. One pass is
+over rows of attention, for their sums, and one over columns.
 """
 
 # B batch, H query heads (those chosen), K key heads, Q queries, S keys, D head dim, G query groups
 import importlib.util
-from collections.abc import Callable, Collection
-from functools import cache, partial
+from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sinklab.core.attention.context import on_device
 from sinklab.core.attention.received import LOG2E, Pass, Scores
-from sinklab.core.instrument.call import Call
-from sinklab.core.registry import fast_attentions, fast_passes
-from sinklab.extras.fast.compat import attend_with_logsumexp
+from sinklab.core.registry import fast_passes
 
 # A program sums for so many groups of queries at once.
 _GROUPS = 4
@@ -52,38 +47,6 @@ class Fused:
         return fused_pass if is_served and _has_triton() else None
 
 
-@fast_attentions.register("kernel")
-class KernelRows:
-    """The attention kernel of a GPU, asked for the log-sum-exp of the rows that it computes."""
-
-    @staticmethod
-    def serving(call: Call) -> Callable[..., Tensor] | None:
-        """`attend` for this call; None on a CPU, where the loop over chunks takes row sums of its
-        own.
-        """
-        return partial(attend, call) if call.q_BHQD.is_cuda else None
-
-
-def attend(call: Call, *args: Any, **kwargs: Any) -> Tensor:
-    """Make this call by these arguments, and keep the log-sum-exp of its rows."""
-    out, logsumexp = attend_with_logsumexp(F.scaled_dot_product_attention, args, kwargs)
-    keep(call, logsumexp)
-    return out
-
-
-def keep(call: Call, logsumexp: Tensor | None) -> None:
-    """Keep the log-sum-exp of this call's rows, (batch, …, Q or more) as the kernel laid it out."""
-    if logsumexp is None:
-        return
-    batch, heads, queries, _ = call.q_BHQD.shape
-    # one kernel has a last axis of one number, another fills up the axis of queries
-    if logsumexp.dim() == 4:
-        logsumexp = logsumexp.squeeze(-1)
-    lse = logsumexp[..., : call.output_shape[-1]]
-    if lse.numel() == batch * heads * queries:
-        call.known["lse_BHQ"] = lse.reshape(batch, heads, queries)
-
-
 @cache
 def _has_triton() -> bool:
     return importlib.util.find_spec(
@@ -113,31 +76,13 @@ def fused_pass(
         cast: multiply in float32 whatever the factors are: the interpreter's product of bfloat16
             overflows.
     """
-    call, known, wanted = _Launch(scores, cast), _known(scores), {*names} - {"received"}
-    # of a row that sees nothing kernels say various things, and only the mask tells which row that
-    # is
-    if wanted == {"row_logsumexp"} and known is not None and scores.mask is None:
-        wanted.clear()
+    call, wanted = _Launch(scores, cast), {*names} - {"received"}
     # Triton launches on the current device, which need not be that of the call
     with torch.cuda.device_of(scores.q_BHQD):
-        if known is None or wanted:
-            shift, inverse, results = call.rows(known, wanted, norms_BKS)
-            unit = 1.0
-        else:
-            shift, inverse, results, unit = known, None, {"row_logsumexp": known}, LOG2E
+        shift, inverse, results = call.rows(wanted, norms_BKS)
         if "received" in names:
-            results["received"] = call.columns(shift, inverse, unit, groups_BGQ)
+            results["received"] = call.columns(shift, inverse, groups_BGQ)
     return {name: results[name] for name in names}
-
-
-def _known(scores: Scores) -> Tensor | None:
-    """The log-sum-exp of the chosen heads' rows, if it is known well enough."""
-    # With an additive mask of least values a row's log-sum-exp is too large to say what its sum is.
-    if scores.lse_BHQ is None or (scores.mask is not None and scores.mask.dtype != torch.bool):
-        return None
-    heads = _numbers(scores)
-    lse_BHQ = scores.lse_BHQ if heads is None else scores.lse_BHQ.index_select(1, heads)
-    return lse_BHQ if lse_BHQ.stride(-1) == 1 else lse_BHQ.contiguous()
 
 
 def _numbers(scores: Scores) -> Tensor | None:
@@ -202,16 +147,14 @@ class _Launch:
             else:
                 return
 
-    def columns(
-        self, shift: Tensor, inverse: Tensor | None, unit: float, groups: Tensor | None
-    ) -> Tensor:
+    def columns(self, shift: Tensor, inverse: Tensor, groups: Tensor | None) -> Tensor:
         """Column sums, (B, H, G, S); G is 1 without groups."""
         from sinklab.extras.fast.triton_kernels import columns
 
         batch, heads, _ = self.shape
         if groups is not None and groups.shape[1] > _GROUPS:
             return torch.cat(
-                [self.columns(shift, inverse, unit, part) for part in groups.split(_GROUPS, 1)], 2
+                [self.columns(shift, inverse, part) for part in groups.split(_GROUPS, 1)], 2
             )
         count = 0 if groups is None else groups.shape[1]
         out = torch.empty(batch, heads, max(1, count), self.keys, device=self.device)
@@ -222,7 +165,7 @@ class _Launch:
             self.k,
             self.mask,
             shift,
-            shift if inverse is None else inverse,
+            inverse,
             weights,
             self.q if self.heads is None else self.heads,
             out,
@@ -230,27 +173,24 @@ class _Launch:
             *shift.stride()[:2],
             *weights.stride()[:2],
             *self.numbers,
-            unit,
             self.shared,
         )
         tiles = _COLUMNS_PLAIN[count > 0] if is_plain else _COLUMNS
-        self._run(columns, tiles, 1, arguments, G=count, INVERSE=inverse is not None)
+        self._run(columns, tiles, 1, arguments, G=count)
         return out
 
     def rows(
-        self, known: Tensor | None, names: Collection[str], norms: Tensor | None
+        self, names: Collection[str], norms: Tensor | None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Shift and 1 / sum of every row, and its other wanted statistics, (B, H, Q)."""
         from sinklab.extras.fast.triton_kernels import rows
 
         shift, inverse, lse, entropy, bound = torch.empty(5, *self.shape, device=self.device)
-        given = shift if known is None else known
         weights = shift if norms is None else norms.contiguous()
         arguments = (
             self.q,
             self.k,
             self.mask,
-            given,
             weights,
             self.q if self.heads is None else self.heads,
             shift,
@@ -259,17 +199,11 @@ class _Launch:
             entropy,
             bound,
             *self._factors(),
-            *given.stride()[:2],
             *weights.stride()[:2],
             *shift.stride()[:2],
             *self.numbers,
-            LOG2E,
             self.shared,
         )
-        own = {
-            "KNOWN": known is not None,
-            "ENTROPY": "row_entropy" in names,
-            "BOUND": "noop_bound" in names,
-        }
+        own = {"ENTROPY": "row_entropy" in names, "BOUND": "noop_bound" in names}
         self._run(rows, _ROWS, 0, arguments, **own)
         return shift, inverse, {"row_logsumexp": lse, "row_entropy": entropy, "noop_bound": bound}

@@ -74,15 +74,6 @@ def _weighted(p, weights, m, Q):
 
 
 @triton.jit
-def _shift_of(known, m, Q, unit):
-    """Shifts of rows by a known number of each; infinite for one that is not above -inf, also if it
-    is NaN.
-    """
-    shift_Q = tl.load(known + m, mask=m < Q, other=float("inf")) * unit
-    return tl.where(shift_Q > -float("inf"), shift_Q, float("inf"))
-
-
-@triton.jit
 def _raised(x, low_Q, sum_Q, spread_Q, bound_Q):
     """The maximum of rows with these scores too, and their sums with that as their shift; a row
     that has seen no key yet stays at zero.
@@ -121,7 +112,6 @@ def columns(
     Q,
     S,
     scale,
-    unit,
     shared,
     D: tl.constexpr,
     G: tl.constexpr,
@@ -129,17 +119,16 @@ def columns(
     BY_ROW: tl.constexpr,
     CAUSAL: tl.constexpr,
     SOME: tl.constexpr,
-    INVERSE: tl.constexpr,
     CAST: tl.constexpr,
     BQ: tl.constexpr,
     BS: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """out[b, h, g, j] = sum over i of groups[b, g, i] · inverse_i · exp2(x_ij − unit · shift_i); a
+    """out[b, h, g, j] = sum over i of groups[b, g, i] · inverse_i · exp2(x_ij − shift_i); a
     program: some keys.
 
     Keys stand in rows, so that a sum over queries stays within the threads that hold a row. A row
-    of attention with a shift that is not above -inf adds nothing. G = 0: no weights; at most 4.
+    of attention with an infinite shift adds nothing. G = 0: no weights; at most 4.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
@@ -158,9 +147,8 @@ def columns(
         q_QD = _tile(q, q_m, m, Q, D, BD, CAST)
         x = tl.dot(k_SD, tl.trans(q_QD), input_precision="ieee") * scale
         x = _seen(x, mask, mask_m, mask_n, m[None, :], n[:, None], Q, S, MASK, BY_ROW, CAUSAL)
-        p = tl.exp2(x - _shift_of(shift, m, Q, unit)[None, :])
-        if INVERSE:
-            p *= tl.load(inverse + m, mask=m < Q, other=0.0)[None, :]
+        p = tl.exp2(x - tl.load(shift + m, mask=m < Q, other=float("inf"))[None, :])
+        p *= tl.load(inverse + m, mask=m < Q, other=0.0)[None, :]
         if G == 0:
             sum_0 += tl.sum(p, 1)
         else:
@@ -187,7 +175,6 @@ def rows(
     q,
     k,
     mask,
-    known,
     norms,
     heads,
     shift,
@@ -205,8 +192,6 @@ def rows(
     mask_h,
     mask_m,
     mask_n,
-    known_b,
-    known_h,
     norms_b,
     norms_h,
     shift_b,
@@ -214,10 +199,8 @@ def rows(
     Q,
     S,
     scale,
-    unit,
     shared,
     D: tl.constexpr,
-    KNOWN: tl.constexpr,
     ENTROPY: tl.constexpr,
     BOUND: tl.constexpr,
     MASK: tl.constexpr,
@@ -229,8 +212,8 @@ def rows(
     BS: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Shift of rows of attention (the maximum, or the known log-sum-exp), 1 / the sum of
-    exp2(x − shift), log-sum-exp, entropy and sum of p times norms; a program: some queries.
+    """Shift of rows of attention (the maximum), 1 / the sum of exp2(x − shift), log-sum-exp,
+    entropy and sum of p times norms; a program: some queries.
     """
     block, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head = _head(heads, h, SOME).to(tl.int64)
@@ -240,8 +223,6 @@ def rows(
     mask += b * mask_b + head * mask_h
     norms += b * norms_b + head // shared * norms_h
     low_Q = tl.full([BQ], -float("inf"), tl.float32)
-    if KNOWN:
-        low_Q = _shift_of(known + b * known_b + h * known_h, m, Q, unit)
     sum_Q = tl.zeros([BQ], tl.float32)
     spread_Q, bound_Q = sum_Q, sum_Q
     last = tl.minimum(S, (block + 1) * BQ) if CAUSAL else S
@@ -251,8 +232,7 @@ def rows(
         x = tl.dot(q_QD, tl.trans(k_SD), input_precision="ieee") * scale
         x = _seen(x, mask, mask_m, mask_n, m[:, None], n[None, :], Q, S, MASK, BY_ROW, CAUSAL)
         x = tl.where((n < S)[None, :], x, -float("inf"))
-        if not KNOWN:
-            low_Q, sum_Q, spread_Q, bound_Q = _raised(x, low_Q, sum_Q, spread_Q, bound_Q)
+        low_Q, sum_Q, spread_Q, bound_Q = _raised(x, low_Q, sum_Q, spread_Q, bound_Q)
         x = x - tl.where(low_Q > -float("inf"), low_Q, 0.0)[:, None]
         w = tl.exp2(x)
         sum_Q += tl.sum(w, 1)
