@@ -61,11 +61,9 @@ class Step:
     score_M: Tensor = field(repr=False)
     """float, the rule's score of each candidate."""
     committed_BS: Tensor = field(repr=False)
-    """bool, the positions that received a proposal, also in place of an edited token."""
+    """bool, the positions that received a proposal."""
     filled_BS: Tensor = field(repr=False)
     """bool, the open positions filled with a stop id because their row ended with this step."""
-    goes_on: bool = False
-    """Further steps follow in this block, even without masks: tokens may still be edited."""
 
     @cached_property
     def masked_BS(self) -> Tensor:
@@ -142,8 +140,7 @@ def denoise(
         generator,
         ends,
     )
-    # by default `run.steps()`
-    return schedule.loop(run)
+    return run.steps()
 
 
 @dataclass(frozen=True, eq=False)
