@@ -1,4 +1,6 @@
-"""How a block is written: the quota, and the first token alone, each against plain Python."""
+"""How a block is written: the quota, the first token alone and the edits, each against plain
+Python.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,9 @@ import torch
 from conformance.values import MASK_ID, tiny_model
 from refusals import refused
 from sinklab.core.subject import Canvas, DecodingSettings, denoise
-from sinklab.extras.zoo.decoding import Dynamic
+from sinklab.extras.zoo.decoding import Dynamic, Editing
+from sinklab.lab.scoring.writing import Writing, WritingRequest
+from tiny_diffusion import tiny_loaded
 
 LENGTH = 4
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [3, 4, 5, 6, 7], [8]]
@@ -42,13 +46,22 @@ def test_a_confidence_that_is_just_the_threshold_is_not_enough():
         assert int(next(steps).committed_BS.sum()) == expected
 
 
+EDITS = [
+    Editing(threshold=0.3, editing_threshold=0.15),
+    Editing(threshold=0.3, editing_threshold=0.2, max_post_steps=3, num_to_transfer=2),
+    Editing(threshold=0.9, editing_threshold=0.1, max_post_steps=1),
+    Editing(threshold=0.3, editing_threshold=0.2, max_post_steps=0, num_to_transfer=3),
+    Editing(threshold=0.3, editing_threshold=1.0),
+]
+
+
 @pytest.mark.parametrize(
     "variant",
     [{}, {"logit_shift": True, "first_alone": True}, {"clean_attention": "causal"}],
     ids=str,
 )
 @pytest.mark.parametrize(
-    "schedule", ["dynamic:threshold=0.3", "dynamic:threshold=0.3,steps=2,block_length=4"]
+    "schedule", ["dynamic:threshold=0.3", "dynamic:threshold=0.3,steps=2,block_length=4", EDITS[1]]
 )
 def test_rows_of_a_batch_are_written_as_alone(variant, schedule):
     model, stop_ids = model_of(**variant), ()
@@ -86,6 +99,27 @@ def test_the_first_token_of_a_block_is_written_alone():
     assert int(done[1].ids_BS[0, 8]) == int(logits_V.argmax())
 
 
-def test_a_block_beyond_the_quota_is_refused():
-    settings = {"schedule": "dynamic:steps=1,block_length=2"}
-    refused("of 2 tokens, but one has 4", steps_of, model_of(), canvas_of([[1]]), **settings)
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"schedule": "dynamic:steps=1,block_length=2"}, "of 2 tokens, but one has 4"),
+        ({"schedule": "editing", "stop_ids": (60,)}, r"0 to 59, got \[60\]"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message):
+    refused(message, steps_of, model_of(), canvas_of([[1]]), **settings)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_is_written_in_batches_is_edited_to_the_end(ends):
+    loaded = tiny_loaded(block_length=LENGTH)
+    settings = DecodingSettings(schedule="editing:threshold=0.3,editing_threshold=0.01", seed=0)
+    ids, mask_id = (5, 6, 7, 8, 9), loaded.model.config.mask_token_id
+    canvas = Canvas.from_prompts([ids], new_tokens=7, mask_id=mask_id)
+    *_, last = loaded.model.denoise(canvas, settings)
+    with Writing(loaded, [WritingRequest(ids)], settings, 7, ends=ends).begin() as writer:
+        done = list(writer.steps())
+    assert torch.equal(writer.ids_BS, last.ids_BS)
+    # the last evaluation edits nothing, or is one too many
+    assert not (done[-1].before_BS == mask_id).any()
+    assert len(done) == last.index + 1

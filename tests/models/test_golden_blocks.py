@@ -24,7 +24,7 @@ from sinklab.lab.checkpoints import load
 pytestmark = pytest.mark.ring("extras")
 
 DLLM = ("bd3lm_qwen3", "bd3lm_llama")
-LLADA2 = "llada2_moe"
+LLADA2 = ("llada2_moe", "llada21_moe")
 UNEQUAL = {
     "pad_generated": "dLLM takes a written token for padding where it has the pad token's id; "
     "here padding is where it was given",
@@ -350,17 +350,26 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
         )
 
 
-# LLaDA2.0
+# LLaDA2.0 and 2.1
 
 
-def llada2(case):
-    theirs, tensors, family = case["settings"], stored(LLADA2, case), LLADA2
+def llada2(family, case):
+    theirs, tensors = case["settings"], stored(family, case)
     length, prompt = theirs["block_length"], tensors["prompt"][0].tolist()
     model = loaded(family, block_length=length).model
     canvas = whole_blocks(prompt, theirs, theirs["mask_id"])
     stop_ids = (theirs["eos_id"],) if theirs.get("eos_early_stop") else ()
     schedule = f"dynamic:threshold={theirs['threshold']}"
-    schedule += f",steps={theirs['steps']},block_length={length}"
+    if family == "llada21_moe":
+        given = ("editing_threshold", "max_post_steps", "num_to_transfer")
+        fields = [
+            f"{name}={min(theirs[name], 1) if name == given[0] else theirs[name]}"
+            for name in given
+            if name in theirs
+        ]
+        schedule = ",".join([f"editing:threshold={theirs['threshold']}", *fields])
+    else:
+        schedule += f",steps={theirs['steps']},block_length={length}"
     denoiser, options = model.denoiser(), {}
     if "temperature" in theirs:
         # its draws are stored
@@ -389,10 +398,11 @@ def llada2(case):
     return steps, len(prompt)
 
 
-def test_every_canvas_of_llada2():
-    for case in cases_of(LLADA2):
-        name, theirs, tensors = case["name"], case["settings"], stored(LLADA2, case)
-        steps, prompt = llada2(case)
+@pytest.mark.parametrize("family", LLADA2)
+def test_every_canvas_of_llada2(family):
+    for case in cases_of(family):
+        name, theirs, tensors = case["name"], case["settings"], stored(family, case)
+        steps, prompt = llada2(family, case)
         canvas_TS = tensors["canvas"]
         if name == "eos_stop":
             steps = through_stop(steps, prompt, [theirs["eos_id"]])
@@ -403,12 +413,15 @@ def test_every_canvas_of_llada2():
             )
         text = steps[-1].ids_BS[0, prompt : prompt + theirs["gen_length"]]
         assert first_stop(text, [theirs["eos_id"]]) == tensors["output"][0].tolist(), name
+        if family == "llada21_moe":
+            edits = sum(int((step.committed_BS & ~step.masked_BS).sum()) for step in steps)
+            assert (edits > 0) == (case["tokens_changed_after_commit"] > 0), name
 
 
 def test_what_is_not_compared_is_named():
     known = {
         case["name"]
-        for family in (*DLLM, LLADA2, "sdar", "fast_dllm_v2")
+        for family in (*DLLM, *LLADA2, "sdar", "fast_dllm_v2")
         for case in golden_cases(family)["generate"]
     }
     assert set(UNEQUAL) | set(CUT) <= known

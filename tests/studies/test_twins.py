@@ -34,12 +34,23 @@ CASES = {
     "refreshed": (tiny_loaded, {"cache": "prefix:refresh_every=2"}),
     "edited": (lambda: tiny_loaded(1), {"edits": ("block_keys:keys=top:k=2",)}),
     "clean pass": (tiny_loaded, {"edits": ("block_keys:keys=top:k=2,when=clean",)}),
+    "tokens edited": (
+        tiny_loaded,
+        {
+            "rule": "low_confidence",
+            "schedule": "editing:editing_threshold=0.01,max_post_steps=3",
+            "edits": ("block_keys:keys=top:k=2",),
+        },
+    ),
     "causal": (tiny_llama, {"block_length": 32}),
     "causal, whole": (tiny_llama, {"block_length": 32, "full_forward": True}),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+WITH_EXTRAS = pytest.param("tokens edited", marks=pytest.mark.ring("extras"))
+
+
+@pytest.mark.parametrize("case", [*(one for one in CASES if one != "tokens edited"), WITH_EXTRAS])
 def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]
     loaded, settings = make(), replace(QUICK, twin=False, **changes)

@@ -61,9 +61,11 @@ class Step:
     score_M: Tensor = field(repr=False)
     """float, the rule's score of each candidate."""
     committed_BS: Tensor = field(repr=False)
-    """bool, the positions that received a proposal."""
+    """bool, the positions that received a proposal, also in place of an edited token."""
     filled_BS: Tensor = field(repr=False)
     """bool, the open positions filled with a stop id because their row ended with this step."""
+    goes_on: bool = False
+    """Further steps follow in this block, even without masks: tokens may still be edited."""
 
     @cached_property
     def masked_BS(self) -> Tensor:
@@ -140,7 +142,8 @@ def denoise(
         generator,
         ends,
     )
-    return run.steps()
+    # by default `run.steps()`
+    return schedule.loop(run)
 
 
 @dataclass(frozen=True, eq=False)

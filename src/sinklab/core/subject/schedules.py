@@ -5,9 +5,9 @@ Decoders trade quality for speed here: a schedule says how far down the ranking 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -100,6 +100,10 @@ class Schedule:
     def count(self, turn: Turn) -> Tensor:
         """Commits of every row, int64 (B,), or (1,) if `pooled`; too many means all of them."""
         raise NotImplementedError(f"{self} has no method count of its own; write it")
+
+    def loop(self, run: Any) -> Iterator[Any]:
+        """The steps of a `sampling.loop.DenoisingLoop`: its own, or those of another loop."""
+        return run.steps()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use."""

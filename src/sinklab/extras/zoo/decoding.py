@@ -1,18 +1,24 @@
-"""Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2's quota."""
+"""Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota,
+LLaDA2.1's edits.
+"""
 
-# B batch rows, T evaluations, S canvas positions
+# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sinklab.core.errors import Checked, limited
+from sinklab.core.attention.context import decoding
+from sinklab.core.errors import Checked, check_vocabulary, limited
 from sinklab.core.registry import schedules
-from sinklab.core.subject import EvenQuota, Turn, UnmaskingRule, commit_counts
+from sinklab.core.subject import Candidates, EvenQuota, Turn, UnmaskingRule, commit_counts
+from sinklab.core.subject.canvas import Places
+from sinklab.core.subject.loop import DenoisingLoop, Step
+from sinklab.core.subject.rules import check_numbers
 from sinklab.lab.samplers import Threshold
 
 
@@ -128,3 +134,130 @@ class Dynamic(Threshold):
         if self.threshold == 1:
             return turn.candidates_BS.sum(1).clamp(max=quotas[turn.nth])
         return (turn.ordered_BS > self.threshold).sum(1).clamp(min=quotas[turn.nth])
+
+
+@schedules.register("editing")
+@dataclass(frozen=True)
+class Editing(Threshold):
+    """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace written tokens
+    of the block if another token is proposed with a confidence above `editing_threshold`; [MASK]
+    may be written back.
+
+    A row leaves a block once an evaluation of the block without masks edits nothing, or after
+    `max_post_steps` of them. A stop id ends a row with its block. Edits are commits of their steps.
+    So that a block ends, [MASK] is never proposed in its own place (the original may, and then
+    reveals nothing), nor written back after as many evaluations as the block has positions and
+    `max_post_steps` more. Source: LLaDA2.1, `generate`.
+    """
+
+    threshold: float = limited(0.95, at_least=0, at_most=1, remedy="LLaDA2.1 uses 0.95")
+    editing_threshold: float = limited(0.9, at_least=0, at_most=1, remedy="1 edits nothing")
+    """Confidence above which a written token is replaced; the prompt is never edited."""
+    max_post_steps: int = limited(
+        16, at_least=0, remedy="0 leaves a block when its last mask is filled"
+    )
+    """Evaluations of a block in which no mask is left."""
+    num_to_transfer: int = limited(1, at_least=1)
+    """Masks that are filled at least."""
+
+    name = "editing"
+    reads = ("probability",)
+    lacking = "probability of the proposed token"
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """Evaluations of each block: the most before [MASK] is no longer written back."""
+        return [size + self.max_post_steps for size in super().evaluations(sizes, steps)]
+
+    def count(self, turn: Turn) -> Tensor:
+        """Masks that are filled, by the scores."""
+        return (turn.ordered_BS > self.threshold).sum(1).clamp(min=self.num_to_transfer)
+
+    def loop(self, run: DenoisingLoop) -> Iterator[Step]:
+        """The steps, in place of those of the loop that commits every position once."""
+        canvas, mask_id, ends = run.canvas, run.canvas.mask_id, run.ends
+        ids_BS = canvas.ids_BS
+        nothing_BS = torch.zeros_like(canvas.open_BS)
+        ended_B = nothing_BS[:, 0]
+        index = 0
+        for block, limit in enumerate(run.limits):
+            inside_BS = run.block_BS == block
+            post_B = torch.zeros_like(ended_B, dtype=torch.int64)
+            active_B = inside_BS.any(1) & ~ended_B
+            nth = 0
+            while bool(active_B.any()):
+                step = f"step {index} (block {block})"
+                candidates_BS = inside_BS & active_B[:, None]
+                masked_BS = candidates_BS & (ids_BS == mask_id)
+                barred_BS = masked_BS if nth < limit else candidates_BS
+                with torch.no_grad(), decoding(run):
+                    at = Places.of(candidates_BS)
+                    logits_MV = run.evaluate(ids_BS, at, block, nth)
+                    candidates = run.candidates(logits_MV, ids_BS, at, step)
+                    if index == 0 and ends is not None:
+                        check_vocabulary("stop_ids", ends.ids, candidates.logits_MV.shape[1])
+                    score_M, token_M = _proposed(run, candidates, barred_BS[candidates_BS], step)
+                    written_BS = ids_BS.masked_scatter(candidates_BS, token_M)
+                    when = (nth, limit, masked_BS.sum(1))
+                    differs_BS = written_BS != ids_BS
+                    chosen_BS = self._chosen(run, at, score_M, masked_BS, differs_BS, when)
+                before_BS = ids_BS
+                ids_BS = torch.where(chosen_BS, written_BS, ids_BS)
+                has_masks_B = (inside_BS & (ids_BS == mask_id)).any(1)
+                post_B = post_B + ~has_masks_B
+                is_changed_B = (masked_BS | chosen_BS).any(1)
+                is_early_B = post_B <= self.max_post_steps
+                active_B = active_B & is_changed_B & (has_masks_B | is_early_B)
+                goes_on = bool(active_B.any())
+                filled_BS = nothing_BS
+                if ends is not None and not goes_on:
+                    ids_BS, filled_BS = ends.fill(ids_BS, canvas.open_BS & (ids_BS == mask_id))
+                    ended_B = ends.finished_B
+                yield Step(
+                    index,
+                    None,
+                    block,
+                    canvas,
+                    before_BS,
+                    ids_BS,
+                    candidates_BS,
+                    score_M,
+                    chosen_BS,
+                    filled_BS,
+                    goes_on,
+                )
+                index += 1
+                nth += 1
+
+    def _chosen(
+        self,
+        run: DenoisingLoop,
+        at: Places,
+        score_M: Tensor,
+        masked_BS: Tensor,
+        differs_BS: Tensor,
+        when: tuple[int, int, Tensor],
+    ) -> Tensor:
+        """Masks to fill and tokens to replace, bool (B, S)."""
+        masked_M = masked_BS[at.wanted_BS]
+        of_masks_M = score_M.masked_fill(~masked_M, -torch.inf)
+        filled_BS = run.best(of_masks_M, replace(at, wanted_BS=masked_BS), *when)
+        is_sure_M = score_M > self.editing_threshold
+        sure_BS = torch.zeros_like(masked_BS).masked_scatter(at.wanted_BS, is_sure_M)
+        return filled_BS | (sure_BS & differs_BS & ~masked_BS)
+
+
+def _proposed(
+    run: DenoisingLoop, candidates: Candidates, barred_M: Tensor, step: str
+) -> tuple[Tensor, Tensor]:
+    """Scores and tokens (M,) of the candidates; [MASK] is none if it is barred."""
+    logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
+    # an id beyond the vocabulary bars none
+    free = replace(candidates, mask_id=logits_MV.shape[1])
+    best_M, token_M = free.drawn
+    score_M = run.rule(free)
+    barred_M = barred_M & (token_M == mask_id)
+    if bool(barred_M.any()):
+        token_M = torch.where(barred_M, candidates.tokens_M, token_M)
+        score_M = torch.where(barred_M, run.rule(candidates), score_M)
+    check_numbers(best_M, score_M, run.rule, step)
+    return score_M.clone(), token_M.clone()

@@ -357,16 +357,20 @@ class DenoisingWriter(Writer):
 
             own = FunctionDenoiser(evaluate)
             self._steps = settings.decode(own, blocks, **model.config.decoding)
+        self._goes_on = False
 
     def _is_open(self, index: int) -> bool:
-        return bool((self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any())
+        return self._goes_on or bool(
+            (self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any()
+        )
 
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
         self.ids_BS = step.ids_BS
         active_B = step.candidates_BS.any(1).cpu() & ~self.over_B
-        left_BS = step.candidates_BS & ~step.committed_BS
-        if self.texts.ends and not bool(left_BS.any()):
+        self._goes_on = step.goes_on
+        left_BS = step.candidates_BS & ~step.committed_BS & step.masked_BS
+        if self.texts.ends and not self._goes_on and not bool(left_BS.any()):
             found = [
                 is_over(self.loaded, self.row(row), each.until)
                 for row, each in enumerate(self.requests)
