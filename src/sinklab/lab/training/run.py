@@ -75,7 +75,9 @@ def train(
     if earlier is not None and earlier.status == "complete":
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    checkpoint = _newest_checkpoint(folder, say) if earlier is not None else None
+    checkpoint: Path | None = None
+    if earlier is not None:
+        checkpoint = _newest_checkpoint(folder, say)
     # faults of the input show here, before a folder is taken
     model, text, facts = _model_and_text(settings, say)
     if earlier is not None:
