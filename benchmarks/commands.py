@@ -2,7 +2,7 @@
 and load.
 
     python benchmarks/commands.py [--repeats 7] [--quick]
-    python benchmarks/commands.py --model smollm2-diffusion [--base FOLDER] [--beside trace]
+    python benchmarks/commands.py --model smollm2-diffusion [--beside trace]
 
 Both run in this process on the loaded model, in turns. `generate` writes all prompts in one batch;
 a trace watches every evaluation and writes a run folder, texts in a batch where it may. With `tiny`
@@ -73,7 +73,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="two turns, written down nowhere")
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--base", help="folder or file of the model below adapters")
     parser.add_argument("--beside", nargs="*", help="jobs to time beside generate; all if left out")
     parser.add_argument("--turns", type=Path, help="file of turns: begun there, or added to")
     options = parser.parse_args()
@@ -81,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1 if is_tiny else 2)
     clock = time.process_time if is_tiny else time.perf_counter
     texts, new_tokens = (PROMPTS[:2], 16) if is_tiny else (PROMPTS, 32)
-    loaded = sinklab.load(options.model, **({"base": options.base} if options.base else {}))
+    loaded = sinklab.load(options.model)
     loading.load = lambda *_, **__: loaded
 
     def written(*batches: tuple[str, ...]) -> None:

