@@ -28,7 +28,7 @@ from measure import write_result
 import sinklab
 import sinklab.lab.checkpoints.loading as loading
 from sinklab.lab.cli.models import Generate
-from sinklab.lab.studies.progress import Meter, Progress
+from sinklab.lab.studies.progress import nothing
 from sinklab.lab.studies.trace.run import follow, prepare
 from sinklab.lab.studies.trace.study import StudySettings, study
 
@@ -94,9 +94,9 @@ def main() -> None:
             study(loaded, f"{folder}/run", wanted)
 
     def followed() -> None:
-        plan = prepare(loaded, StudySettings(prompts=texts, new_tokens=new_tokens), Progress())
+        plan = prepare(loaded, StudySettings(prompts=texts, new_tokens=new_tokens))
         for task in plan.tasks:
-            follow([task], plan.selection, Meter(Progress(), 2, 16))
+            follow([task], plan.selection, nothing)
 
     jobs = {
         "generate": partial(written, texts),

@@ -41,7 +41,7 @@ def test_a_long_pass_says_how_far_it_is_but_seldom(clock):
         shown.count(done, 100)
         clock.now += 1
     told = lines(shown)
-    assert told[:2] == ["scoring", "scoring: 10 of 100, about 0:01:30 left"]
+    assert told[:2] == ["scoring", "scoring: 10%, about 0:01:30 left"]
     # every ten seconds at first, later every third of what has passed
     assert 4 < len(told) < 9
 
@@ -77,7 +77,7 @@ def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(
             clock.now += 1
     finally:
         COUNT.reset(before)
-    assert lines(shown)[0] == "reading weights: 10 of 40, about 0:00:30 left"
+    assert lines(shown)[0] == "reading weights: 25%, about 0:00:30 left"
     with working():
         assert COUNT.get() is not None
     assert COUNT.get() is None

@@ -16,6 +16,7 @@ from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.arms import arm_losses, heldout_rows
+from sinklab.lab.studies import controls
 from sinklab.lab.studies.curve import Curve, CurveSettings, masking_curve
 from sinklab.lab.studies.curve.figures import ablation, cost_rows, write_costs
 from sinklab.lab.studies.curve.figures import masking_curve as drawn_curve
@@ -36,7 +37,7 @@ def test_a_run_folder_says_it_all(make):
     settings = replace(CURVE, ks=(3, 1), samples=2, edits=(edit,))
     run = open_run(masking_curve(loaded, "run", settings, progress=said.append))
     assert run.info.settings["ks"] == [0, 1, 3] and run.info.parts == [0, 1]
-    assert said == ["4 rows of text under 10 arms"]
+    assert said == [f"rows {rows} of 4 under 10 arms" for rows in ("1 to 3", "4 to 4")]
     rows, table = run.table("curve_rows"), run.table("curve")
     arms = ["top", "random", "equal_mass", "matched"]
     assert table["control"].tolist() == ["none", *arms, *arms, edit]

@@ -12,7 +12,6 @@ from sinklab.lab.analysis.counts import mean_weight
 from sinklab.lab.checkpoints import controls
 from sinklab.lab.records import open_run
 from sinklab.lab.reports.runs import as_studies
-from sinklab.lab.studies.progress import Progress
 from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
@@ -54,7 +53,7 @@ WITH_EXTRAS = pytest.param("tokens edited", marks=pytest.mark.ring("extras"))
 def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]
     loaded, settings = make(), replace(QUICK, twin=False, **changes)
-    run, plan = traced(loaded, tmp_path / "run", settings), prepare(loaded, settings, Progress())
+    run, plan = traced(loaded, tmp_path / "run", settings), prepare(loaded, settings)
     before = run.arrays("attention", sample=0)
     again = twins.retraced(plan.tasks[0], run.table("tokens"), plan.selection).arrays()
     assert before.keys() == again.keys()

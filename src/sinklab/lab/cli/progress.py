@@ -11,8 +11,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -91,7 +91,7 @@ class Shown(Progress):
         is_due = now - self._told >= max(EVERY, (now - self._started) / 3)
         if is_due and task.time_remaining and not self._bars.console.is_terminal:
             left = timedelta(seconds=round(task.time_remaining))
-            self.note(f"{text}: {int(done)} of {total:.0f}, about {left} left")
+            self.note(f"{text}: {done / total:.0%}, about {left} left")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def working() -> Iterator[Shown]:
     """
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (SpinnerColumn(), words, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(
         *columns,
         console=console,

@@ -7,7 +7,6 @@ from .base import Work as Work
 from .controls import twins_of as twins_of
 from .controls import write_twins as write_twins
 from .progress import Audience as Audience
-from .progress import Meter as Meter
 from .progress import Progress as Progress
 from .progress import Tick as Tick
 from .progress import as_progress as as_progress

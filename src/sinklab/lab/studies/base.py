@@ -16,7 +16,7 @@ there does `finish`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from sinklab.lab.records import Contents, RunWriter
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.registry import engines, studies
 from sinklab.lab.studies.about import describe
-from sinklab.lab.studies.progress import Audience, Meter, Progress, as_progress
+from sinklab.lab.studies.progress import Audience, Progress, as_progress
 from sinklab.lab.studies.settings import kept_record, shard_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ class Work:
     progress: Progress
     plan: Any
     """Result of `Study.prepare`."""
-    meter: Meter
-    """Counts the evaluations of the missing samples."""
     spread: Any = None
     """Function of portions that gives each with what workers made of it, in any order; None: this
     process makes them.
@@ -68,11 +66,10 @@ class Beginning:
 
     def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
         say, loaded = Progress(), self.load()
-        plan = self.study.prepare(loaded, self.settings, say)
-        meter = self.study.meter(plan, self.settings, say, self.study.samples(plan))
+        plan = self.study.prepare(loaded, self.settings)
         # the one writer is the process that started the workers
         nowhere: Any = None
-        work = Work(loaded, self.settings, nowhere, say, plan, meter)
+        work = Work(loaded, self.settings, nowhere, say, plan)
         return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
 
 
@@ -107,7 +104,7 @@ class Study:
     together: ClassVar[int] = 1
     """Samples of a part that are given to `make` at once."""
 
-    def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
+    def prepare(self, loaded: Loaded, settings: Any) -> Any:
         """Refuse bad input, with ValueError, before a folder is taken; returns ``work.plan``."""
 
     def samples(self, plan: Any) -> int:
@@ -118,13 +115,10 @@ class Study:
         """Number of samples of a part."""
         return 1
 
-    def meter(self, plan: Any, settings: Any, progress: Progress, samples: int) -> Meter:
-        """Counts the evaluations of so many samples."""
-        return Meter(progress, samples, 1)
-
     def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
         """Tables and arrays of each of these samples, at most `together` in a row. They depend on
-        nothing but the plan; the run folder is not touched.
+        nothing but the plan; the run folder is not touched. ``work.progress`` is that of these
+        samples.
         """
         raise NotImplementedError
 
@@ -141,7 +135,7 @@ class Study:
             for samples in parts.values()
             for first in range(0, len(samples), self.together)
         ]
-        results = ((portion, self.make(work, portion)) for portion in portions)
+        results = self._made(work, portions)
         if work.spread is not None:
             results = work.spread(portions)
         made: dict[int, dict[int, Contents]] = {part: {} for part in parts}
@@ -150,6 +144,15 @@ class Study:
             made[part] |= contents
             if len(made[part]) == len(parts[part]):
                 work.run.write(part, made.pop(part))
+
+    def _made(self, work: Work, portions: list[tuple[int, ...]]) -> Iterator[Any]:
+        """Each portion with its samples, made here one after the other."""
+        done, total = 0, sum(map(len, portions))
+        for portion in portions:
+            progress = work.progress.within(done, len(portion), total)
+            yield portion, self.make(dataclasses.replace(work, progress=progress), portion)
+            done += len(portion)
+            work.progress.count(done, total)
 
     def finish(self, work: Work) -> None:
         """Write the results that need all samples, if they are not there; one process does."""
@@ -207,7 +210,7 @@ class Study:
             if callable(loaded):
                 loaded = loaded()
             # errors of the input show here, before a folder is taken
-            plan = self.prepare(loaded, settings, say)
+            plan = self.prepare(loaded, settings)
             model = self.about(loaded, plan)
             last.enter_context(getattr(loaded, "few_threads", nullcontext)())
             how |= {"samples": self.samples(plan), "part_size": self.part_size(plan)}
@@ -216,9 +219,7 @@ class Study:
             with RunWriter(path, **how) as run:
                 if run.info.status == "complete":
                     say.note(f"{path} is there; nothing that it has is made again")
-                missing = sum(len(run.info.part(part)) for part in run.missing)
-                meter = self.meter(plan, settings, say, missing)
-                work = Work(loaded, settings, run, say, plan, meter)
+                work = Work(loaded, settings, run, say, plan)
                 if workers:
                     begin = Beginning(self, load, settings)
                     spread = partial(pool.results, begin, same_for_all(model), say)

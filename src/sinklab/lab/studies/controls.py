@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from sinklab.lab.records import Run
     from sinklab.lab.studies.base import Work
 
-LITTLE = 30.0
-"""Seconds of one twin: both are made without being asked for where it takes less."""
+LITTLE = 1e12
+"""Parameters times tokens that a twin reads: both are made without being asked for where it is not
+more, half a minute on two cores.
+"""
 
 
-def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float = 0.0) -> None:
+def write_twins(work: Work, write: Callable[[Loaded, str], None], tokens: int) -> None:
     """Make both twins of the model, one after the other, and write their results; then the table
     ``twins``: which there are, or why not. Does nothing if none is wanted, or those that can be
     made are there.
 
     Args:
-        work: of the run, open. settings.twin is the choice; None runs both if they take little.
+        work: of the run, open. settings.twin is the choice; None runs both if they do `LITTLE`.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
-        seconds: that one twin takes.
+        tokens: that it reads.
     """
     from sinklab.lab.analysis.words import CONTROLS
     from sinklab.lab.checkpoints.controls import UNTRAINED
@@ -37,8 +39,8 @@ def write_twins(work: Work, write: Callable[[Loaded, str], None], seconds: float
     if "twins" in done.tables and (not wanted or done.table("twins")["made"].all()):
         return
     hindrance = ""
-    if not wanted and seconds >= LITTLE:
-        hindrance = f"both would take {seconds / 30:.0f} min; the setting `twin` runs them"
+    if not wanted and run.info.model["parameters"] * tokens > LITTLE:
+        hindrance = f"each would read {tokens / 1e6:.1f} M tokens; the setting `twin` runs them"
     seed = work.settings.seed or 0
     rows: list[dict[str, Any]] = []
     for kind, make in UNTRAINED.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from dataclasses import dataclass
 
 Tick = Callable[[], object]
 """Called after each of some evaluations."""
@@ -28,11 +28,8 @@ class Progress:
         self._say(text)
 
     def count(self, done: float, total: float) -> None:
-        """`done` of `total` parts of the pass in work are done; the total may shrink if a text ends
-        early.
-
-        Less than before begins another pass. A part that takes long may be counted while it is
-        done, as a fraction.
+        """`done` of `total` parts of the pass in work are done; less than before begins another
+        pass.
         """
 
     def counter(self, total: int) -> Callable[[], None]:
@@ -40,6 +37,29 @@ class Progress:
         numbers = iter(range(1, total + 1))
         self.count(0, total)
         return lambda: self.count(next(numbers, total), total)
+
+    def within(self, first: int, size: int, total: int) -> Progress:
+        """Progress of whoever makes `size` of `total` samples, from number `first` on: what it
+        counts is a share of them.
+        """
+        return _Within(self, first, size, total)
+
+
+@dataclass
+class _Within(Progress):
+    whole: Progress
+    first: int
+    size: int
+    total: int
+
+    def stage(self, text: str) -> None:
+        self.whole.stage(text)
+
+    def note(self, text: str) -> None:
+        self.whole.note(text)
+
+    def count(self, done: float, total: float) -> None:
+        self.whole.count(self.first + self.size * done / total, self.total)
 
 
 Audience = Progress | Callable[[str], object] | None
@@ -53,41 +73,3 @@ def as_progress(given: Audience) -> Progress:
     if isinstance(given, Progress):
         return given
     return Progress(given or nothing)
-
-
-class Meter:
-    """Counts the evaluations of a study of several parts (texts, blocks), each of at most `steps`
-    steps.
-    """
-
-    def __init__(self, progress: Progress, parts: int, steps: int) -> None:
-        self.progress = progress
-        self.done = 0
-        self.total = parts * steps
-        self.steps = steps
-        self._began = perf_counter()
-        self._started = 0
-        self._said = ""
-
-    def stage(self, text: str) -> None:
-        """A part begins; the text is told if it is another one than before."""
-        self._started = self.done
-        if text != self._said:
-            self._said = text
-            self.progress.stage(text)
-        self.progress.count(self.done, self.total)
-
-    def step(self) -> None:
-        """Count one more evaluation."""
-        self.done += 1
-        self.total = max(self.total, self.done)
-        self.progress.count(self.done, self.total)
-
-    def seconds(self) -> float:
-        """Seconds since the first part began."""
-        return perf_counter() - self._began
-
-    def end(self) -> None:
-        """The part is over; steps that it did not need are no longer to come."""
-        self.total -= max(self.steps - (self.done - self._started), 0)
-        self.progress.count(self.done, max(self.total, self.done))

@@ -19,7 +19,7 @@ from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.records import Contents, RunWriter, open_run
-from sinklab.lab.studies import Audience, Row, Work, as_progress
+from sinklab.lab.studies import Audience, Progress, Row, Work, as_progress
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.requests import PLACE, place_of
 from sinklab.lab.studies.benchmarks.study import (
@@ -33,7 +33,6 @@ from sinklab.lab.studies.benchmarks.study import (
 
 if TYPE_CHECKING:
     from sinklab.lab.studies.benchmarks.harness_model import SinklabLM
-    from sinklab.lab.studies.progress import Meter
 
 BOOTSTRAP = 1000
 """Resamples for the standard error of metrics that have no formula; means have one."""
@@ -68,24 +67,23 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
     return loaded
 
 
-def contents(model: SinklabLM, requests: list[Any], meter: Meter) -> Contents:
+def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Contents:
     """Answers to the requests of a part, a row of JSON each, and facts of the sinks of those that
     are watched.
     """
-    meter.stage(requests[0].task_name)
+    progress.stage(requests[0].task_name)
     done = 0.0
 
     def tick(more: float) -> None:
         nonlocal done
-        done = min(done + more / len(requests), 1.0)
-        meter.progress.count(meter.done + done, meter.total)
+        done = min(done + more, len(requests))
+        progress.count(done, len(requests))
 
     rows, sinks = [], []
     for request, given in zip(requests, model.answered(requests, tick), strict=True):
         about = dict(zip(PLACE, place_of(request), strict=True))
         sinks += [about | fact for fact in given["sinks"]]
         rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
-    meter.step()
     if sinks:
         return Contents({"answers": rows, "sinks": sinks})
     return Contents({"answers": rows})

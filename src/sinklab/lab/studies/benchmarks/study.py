@@ -19,7 +19,6 @@ from sinklab.lab.studies import Study, Work, ascending
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
     from sinklab.lab.records import Contents, Run
-    from sinklab.lab.studies.progress import Progress
 
 MASKING = {
     "mask_sinks": None,
@@ -274,7 +273,7 @@ class Evaluation(Study):
 
         self.tasks = read_tasks(settings, self.given)
 
-    def prepare(self, loaded: Loaded, settings: EvalSettings, progress: Progress) -> Any:
+    def prepare(self, loaded: Loaded, settings: EvalSettings) -> Any:
         """The model as lm-eval asks it, with its tasks. Raises ValueError for a model that cannot
         serve them.
         """
@@ -299,7 +298,7 @@ class Evaluation(Study):
         """Answers of some parts."""
         from sinklab.lab.studies.benchmarks.run import contents
 
-        return {part: contents(work.plan, work.plan.asked[part], work.meter) for part in samples}
+        return {part: contents(work.plan, work.plan.asked[part], work.progress) for part in samples}
 
     def finish(self, work: Work) -> None:
         """Write scores, answers and doses."""

@@ -14,8 +14,6 @@ from sinklab.lab.measures.names import CONTROLS
 from sinklab.lab.records import Contents, of_twin, open_run
 from sinklab.lab.registry import studies
 from sinklab.lab.studies import (
-    Meter,
-    Progress,
     Study,
     Work,
     ascending,
@@ -83,7 +81,7 @@ class CurveSettings(Checked):
     """Seed of the masks and of random controls."""
     twin: bool | None = limited(None, free=True)
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
-    their numbers stand beside its own. When left out, if both take less than a minute.
+    their numbers stand beside its own. When left out, if that is little work for this model.
     """
     change: str = limited("linear", one_of=("log", "linear"), free=True)
     """Scale of the vertical axis of the figure."""
@@ -170,7 +168,7 @@ class Curve(Study):
         """Write a run folder, of the settings with everything chosen."""
         return super().__call__(loaded, out, (settings or CurveSettings()).chosen(), **how)
 
-    def prepare(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Plan:
+    def prepare(self, loaded: Loaded, settings: CurveSettings) -> Plan:
         """The text to score and the arms, once the model is known to score it.
 
         Raises:
@@ -185,7 +183,6 @@ class Curve(Study):
         text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
         arms, table = arms_of(loaded, settings), None
         if settings.screen:
-            progress.note(f"one pass screens {len(arms) - 1} heads")
             table, arms = screened(loaded, settings, text, arms)
         return Plan(text, arms, settings.batch, table)
 
@@ -197,17 +194,15 @@ class Curve(Study):
         """Rows of a batch."""
         return plan.batch
 
-    def meter(self, plan: Plan, settings: CurveSettings, progress: Progress, samples: int) -> Meter:
-        """Counts arms of batches."""
-        return Meter(progress, -(-samples // plan.batch), len(plan.arms) * settings.samples)
-
     def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
         """Loss and dose of these rows under every arm."""
         from sinklab.lab.studies.curve.arms import rows_of
 
-        work.meter.stage(f"{self.samples(work.plan)} rows of text under {len(work.plan.arms)} arms")
-        rows = rows_of(work.loaded, work.settings, work.plan, samples, work.meter.step)
-        work.meter.end()
+        plan: Plan = work.plan
+        first, last, of = samples[0] + 1, samples[-1] + 1, self.samples(plan)
+        work.progress.stage(f"rows {first} to {last} of {of} under {len(plan.arms)} arms")
+        tick = work.progress.counter(len(plan.arms) * work.settings.samples)
+        rows = rows_of(work.loaded, work.settings, plan, samples, tick)
         return {int(row): Contents({"curve_rows": some}) for row, some in rows.groupby("row")}
 
     def finish(self, work: Work) -> None:
@@ -232,7 +227,8 @@ class Curve(Study):
             table = cost_table(rows, work.settings, plan.text)
             work.run.table(of_twin("curve", kind), table)
 
-        write_twins(work, write, work.meter.seconds())
+        tokens = plan.text.ids_RS.numel() * len(plan.arms) * work.settings.samples
+        write_twins(work, write, tokens)
 
     def results(self, runs: list[Run], out: Path, settings: CurveSettings) -> list[str]:
         """Costs in words, and the paths of their tables and figures."""

@@ -67,7 +67,7 @@ def finish(work: Work) -> None:
             run.write(part, made)
 
     if is_recorded:
-        write_twins(work, write)
+        write_twins(work, write, 0)
 
 
 def _write_control(work: Work, done: Run) -> None:

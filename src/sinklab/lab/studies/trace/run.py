@@ -27,7 +27,7 @@ from sinklab.lab.scoring import (
     seeded,
     state_records,
 )
-from sinklab.lab.studies import Meter, Progress, Row, Work, text_of
+from sinklab.lab.studies import Row, Tick, Work, text_of
 from sinklab.lab.studies.trace.recording import Recorder, Selection
 from sinklab.lab.studies.trace.study import STATISTICS, StudySettings
 
@@ -86,7 +86,7 @@ def part_size(plan: "Plan") -> int:
     return count
 
 
-def follow(tasks: list[Task], selection: Selection, meter: Meter) -> list[Followed]:
+def follow(tasks: list[Task], selection: Selection, tick: Tick) -> list[Followed]:
     """Write these samples, several in one batch, each with a recorder of its own; the steps that
     are to be recorded run under a trace.
     """
@@ -107,8 +107,7 @@ def follow(tasks: list[Task], selection: Selection, meter: Meter) -> list[Follow
                 moments.append(step.moment(row))
                 if step.seen is not None:
                     recorder.add(step.seen, moments[-1], row)
-                meter.step()
-        meter.end()
+                tick()
     return followed
 
 
@@ -177,7 +176,7 @@ class Plan:
     tasks: list[Task]
 
 
-def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
+def prepare(loaded: Loaded, settings: StudySettings) -> Plan:
     """The texts to write. Raises ValueError for anything that can be refused without running the
     model.
     """
@@ -233,12 +232,6 @@ def _check_hidden(task: Task, text: str) -> None:
             )
 
 
-def meter_of(plan: Plan, progress: Progress, samples: int) -> Meter:
-    """Counts the steps of so many samples."""
-    steps = plan.tasks[0].settings.steps or max(task.most_steps for task in plan.tasks)
-    return Meter(progress, samples, steps)
-
-
 def make(work: Work, samples: Sequence[int]) -> dict[int, Contents]:
     """Write these samples, and note what was seen."""
     plan = work.plan
@@ -246,13 +239,14 @@ def make(work: Work, samples: Sequence[int]) -> dict[int, Contents]:
     if in_one_batch(tasks):
         each = len(tasks)
     contents = {}
+    tick = work.progress.counter(sum(task.most_steps for task in tasks))
     for first in range(0, len(tasks), each):
         some = samples[first : first + each]
         named = f"sample {some[0] + 1}"
         if each > 1:
             named = f"samples {some[0] + 1} to {some[-1] + 1}"
-        work.meter.stage(f"writing {named} of {len(plan.tasks)}")
-        found = follow(tasks[first : first + each], plan.selection, work.meter)
+        work.progress.stage(f"writing {named} of {len(plan.tasks)}")
+        found = follow(tasks[first : first + each], plan.selection, tick)
         for sample, followed in zip(some, found, strict=True):
             contents[sample] = _contents(plan.tasks[sample], sample, followed)
     return contents

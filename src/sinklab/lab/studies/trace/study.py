@@ -16,7 +16,7 @@ from sinklab.core.registry import statistics as known_statistics
 from sinklab.core.subject import DecodingSettings
 from sinklab.lab.records.info import ALL_QUERIES, FAST, OWN, SO_FAR
 from sinklab.lab.registry import studies
-from sinklab.lab.studies import Meter, Progress, Study, Work, describe
+from sinklab.lab.studies import Study, Work, describe
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
@@ -166,11 +166,11 @@ class Trace(Study):
     shards = True
     together = 4
 
-    def prepare(self, loaded: Loaded, settings: StudySettings, progress: Progress) -> Any:
+    def prepare(self, loaded: Loaded, settings: StudySettings) -> Any:
         """The texts to write. Raises ValueError for what can be refused without the model."""
         from sinklab.lab.studies.trace.run import prepare
 
-        return prepare(loaded, settings, progress)
+        return prepare(loaded, settings)
 
     def make(self, work: Work, samples: Sequence[int]) -> dict[int, Contents]:
         """Texts, written under observation."""
@@ -183,12 +183,6 @@ class Trace(Study):
         from sinklab.lab.studies.trace.run import part_size
 
         return part_size(plan)
-
-    def meter(self, plan: Any, settings: Any, progress: Progress, samples: int) -> Meter:
-        """Counts the steps of so many samples."""
-        from sinklab.lab.studies.trace.run import meter_of
-
-        return meter_of(plan, progress, samples)
 
     def finish(self, work: Work) -> None:
         """Controls, and what follows from all samples."""
