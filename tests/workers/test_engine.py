@@ -28,9 +28,6 @@ class FakeRay:
     def remote(self, _):
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: self.actor))
 
-    def put(self, value):
-        return value
-
     def kill(self, actor, no_restart=True):
         self.killed.append(no_restart)
 

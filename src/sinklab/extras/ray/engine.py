@@ -212,7 +212,7 @@ class Ray:
                 cannot start or has other facts.
         """
         expected = code_facts() | dict(facts)
-        given = self._ray.put((surroundings(), self._ray.cloudpickle.dumps(begin), expected))
+        given = surroundings(), self._ray.cloudpickle.dumps(begin), expected
         waiting, failed = deque(portions), dict[Portion, str]()
         progress.stage(counted(self._workers, "worker"))
         tick = progress.counter(len(portions))
