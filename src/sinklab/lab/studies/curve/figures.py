@@ -24,7 +24,7 @@ from sinklab.lab.reports import (
     write_page,
 )
 from sinklab.lab.scoring.arms import DOSE
-from sinklab.lab.studies.curve.verdicts import by_degree, cost_sentences, is_map, title_of
+from sinklab.lab.studies.curve.verdicts import cost_sentences, is_map, title_of
 
 BLOCKED = {
     "none": "nothing",
@@ -67,7 +67,7 @@ def masking_curve(
     column, label = AXES[over]
     parts, ks = [], set[int]()
     for run in runs:
-        if is_map(run.run) or (over == "count" and by_degree(run.run)):
+        if is_map(run.run):
             continue
         table = finished(run.run, "curve")
         ks |= {int(k) for k in table["k"]}
@@ -135,8 +135,6 @@ def cost_rows(runs: Any) -> pd.DataFrame:
             if cell["layer"] >= 0:
                 head = f", head {cell['head']}" if cell["head"] >= 0 else ""
                 row["blocked"] += f", layer {cell['layer']}{head}"
-            if "beta" in cell:
-                row["weight left"] = percent(cell["beta"])
             row |= {"loss": number(cell["loss"], 4), "change": signed(cell["mean"], 3)}
             if not math.isnan(cell["low"]):
                 row["change"] += f" (95 % {signed(cell['low'], 3)} … {signed(cell['high'], 3)})"
@@ -165,8 +163,6 @@ def write_costs(
     ]
     curves = [one for one in shown if not is_map(one.run)]
     stems = {"count": "masking_curve", "mass": "masking_curve_mass"}
-    if all(by_degree(one.run) for one in curves):
-        del stems["count"]
     if not formats:
         return written
     if curves:
