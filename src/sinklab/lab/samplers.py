@@ -1,6 +1,4 @@
-"""Rules and schedules of published samplers: LLaDA's, Dream's, Fast-dLLM's and the EB sampler, and
-an order of positions drawn beforehand.
-"""
+"""Rules and schedules of published samplers: LLaDA's, Dream's, Fast-dLLM's and the EB sampler."""
 
 # B batch rows, S canvas positions (of scores: in their descending order), M candidate positions in
 # row-major order, V vocabulary
@@ -11,13 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.context import widest_float
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import schedules, unmasking_rules
 from sinklab.core.subject.rules import (
     Candidates,
     ConfidenceRule,
-    FunctionRule,
     UnmaskingRule,
 )
 from sinklab.core.subject.schedules import Schedule, Turn, split_steps
@@ -94,37 +90,6 @@ class Entropy(ConfidenceRule):
     def __call__(self, candidates: Candidates) -> Tensor:
         probability_MV = candidates.shaped_probability_MV
         return (probability_MV * (probability_MV + 1e-10).log_()).sum(-1)
-
-
-@unmasking_rules.register("positional")
-@dataclass(frozen=True)
-class PositionalOrder(UnmaskingRule):
-    """Commit in an order of positions drawn once per row, independent of the model.
-
-    It is drawn before the first step. Needs a generator; the score is minus the rank of the
-    position, so it is known from the first step on.
-    """
-
-    measure = "order"
-    needs_generator = True
-
-    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
-        """The rule with its order drawn: one permutation of the columns per row."""
-        source = required(generator, "positional order")
-        noise_BS = torch.rand(
-            open_BS.shape, dtype=widest_float(source.device), generator=source, device=source.device
-        )
-        rank_BS = noise_BS.argsort(1).to(open_BS.device)
-
-        def rank(candidates: Candidates) -> Tensor:
-            return -rank_BS[candidates.rows_M, candidates.columns_M].float()
-
-        return FunctionRule(rank)
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        raise ValueError(
-            "positional order is drawn before the first step; call start(open_BS, generator) first."
-        )
 
 
 @unmasking_rules.register("origin")

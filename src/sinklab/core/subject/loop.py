@@ -136,7 +136,7 @@ def denoise(
         Evaluation(denoiser, cache_of(cache), block_BS),
         block_BS,
         limits,
-        rule.start(canvas.open_BS, generator),
+        rule,
         schedule,
         sampling,
         generator,

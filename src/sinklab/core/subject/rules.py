@@ -122,10 +122,6 @@ class UnmaskingRule:
         """Whether the positions depend on random numbers."""
         return self.needs_generator or bool(self.alg_temp)
 
-    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
-        """The rule for one run; another one if draws are made in advance."""
-        return self
-
     def __call__(self, candidates: Candidates) -> Tensor:
         """One score per candidate, float (M,); the highest are committed first."""
         raise NotImplementedError(f"{self} has no method __call__ of its own; write it")
