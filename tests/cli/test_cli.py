@@ -94,18 +94,11 @@ def test_generate_prints_what_the_model_writes(model, capsys):
     assert both.endswith(alone)
 
 
-def test_generate_fills_blanks_and_streams(model, capsys):
+def test_generate_fills_blanks(model, capsys):
     printed = out_of(f"generate 'The <|mask|><|mask|> sat.' --new-tokens 0 --model {model}", capsys)
     assert printed.startswith("The ")
     assert printed.endswith(" sat.\n")
     assert "mask" not in printed
-    options = "--new-tokens 3 --temperature 1.0 --rule random --seed 4 --cfg-scale 0.5"
-    assert (
-        out_of(f"generate 'The sea' --model {model} --stream --steps 2 {options}", capsys).count(
-            "\033[33m"
-        )
-        == 2
-    )
 
 
 def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
@@ -147,7 +140,6 @@ def test_generate_starts_from_nothing(model, capsys):
             "generate x --model tiny-snik",
             "no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'",
         ),
-        ("generate a b --stream --model {model}", "there are 2 prompts; leave it out"),
         (
             "generate x --model {model} --new-tokens -1",
             "new_tokens must be at least 0, .* but is -1",

@@ -6,13 +6,12 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import tyro
 
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.lab.cli.command import SAMPLING, Reading, say, spelt, working
+from sinklab.lab.cli.command import SAMPLING, Reading, say, working
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.registry import commands
 from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
@@ -120,8 +119,7 @@ class Generate(Command):
 
     Try
         sinklab generate "It was a dark and stormy night"
-        sinklab generate "The old man" --model tiny-sink --temperature 0 --rule low_confidence \\
-            --stream
+        sinklab generate "The old man" --model tiny-sink --temperature 0 --rule low_confidence
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
         sinklab generate "The old man" --rule low_confidence \\
             --schedule threshold:threshold=0.5 --cache dual
@@ -137,8 +135,6 @@ class Generate(Command):
     """Tokens to write after each prompt; 0 fills the masks inside the prompts."""
     chat: bool = False
     """Put each prompt into the model's chat format, and print the answer alone."""
-    stream: bool = False
-    """Show the canvas while it changes (one prompt)."""
     reading: Reading = Reading()
     decoding: DecodingSettings = WRITING
     group = "watch"
@@ -146,13 +142,8 @@ class Generate(Command):
     def run(self) -> None:
         """Print the texts."""
         prompt, new_tokens = self.prompt, self.new_tokens
-        chat, stream = self.chat, self.stream
         if not prompt:
             raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
-        if stream and len(prompt) > 1:
-            raise ValueError(
-                f"--stream shows one canvas, but there are {len(prompt)} prompts; leave it out"
-            )
         if new_tokens < 0:
             raise ValueError(
                 "new_tokens must be at least 0, which fills the masks of a prompt, but is "
@@ -164,13 +155,11 @@ class Generate(Command):
         self.decoding.values()
         lm = LM(**vars(self.reading.load(self.model, fills_masks=False)))
         if lm.is_diffusion and isinstance(lm.model, GenerateByDenoising):
-            how = {"settings": self.decoding, "streamer": _streamer(lm) if stream else None}
+            how: dict[str, Any] = {"settings": self.decoding}
         else:
             how = self._drawn(lm)
         for text in prompt:
-            written = lm.generate(text, new_tokens, chat=chat, **how)
-            if not stream:
-                say(written)
+            say(lm.generate(text, new_tokens, chat=self.chat, **how))
 
     def _drawn(self, lm: Any) -> dict[str, Any]:
         """Options for a model that does not fill masks: written token after token, or by renoising
@@ -182,7 +171,7 @@ class Generate(Command):
         own = {"seed"} if lm.is_diffusion else {"seed", "temperature", "top_p", "top_k"}
         usual = asdict(WRITING)
         changed = [name for name, value in asdict(settings).items() if value != usual[name]]
-        wrong = [name for name in [*["stream"] * self.stream, *changed] if name not in own]
+        wrong = [name for name in changed if name not in own]
         if wrong:
             flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
             raise ValueError(
@@ -196,16 +185,6 @@ class Generate(Command):
             return {"do_sample": False}
         drawn = {"temperature": settings.temperature, "top_p": settings.top_p or 1.0}
         return {"do_sample": True, "top_k": settings.top_k or 0, **drawn}
-
-
-def _streamer(lm: Any) -> Any:
-    """Shows a canvas while it changes."""
-    from transformers import TextDiffusionStreamer
-
-    tokenizer = lm.needed_tokenizer()
-    # a streamer asks its tokenizer for text, and for nothing else
-    plain: Any = SimpleNamespace(decode=lambda row, **how: spelt(tokenizer.decode(row, **how)))
-    return TextDiffusionStreamer(plain)
 
 
 @commands.register("info")
