@@ -10,7 +10,6 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 FILES = {
     "one_gpu.yaml": ("NO", 1),
     "eight_gpus.yaml": ("MULTI_GPU", 8),
-    "eight_gpus_fsdp2.yaml": ("FSDP", 8),
 }
 
 
@@ -40,9 +39,6 @@ def test_accelerate_reads_the_file_and_the_command_in_its_comment(name, monkeypa
     arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.num_processes == FILES[name][1]
     assert arguments.multi_gpu is (name == "eight_gpus.yaml")
-    assert arguments.use_fsdp is (name == "eight_gpus_fsdp2.yaml")
-    if arguments.use_fsdp:
-        assert int(arguments.fsdp_version) == 2
 
 
 def test_the_slurm_script_hands_its_arguments_to_the_command():

@@ -1,6 +1,5 @@
 """Two processes learn what one learns: same rows, same noise by row, same losses."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,49 +75,10 @@ def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, python
     assert len(set(masks)) > 24, "noise differs from row to row and rank to rank"
 
 
-FSDP2 = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-}
-"""What accelerate launch makes of launch/eight_gpus_fsdp2.yaml."""
-
-
-@pytest.mark.slow
-def test_weights_spread_over_two_processes_learn_the_same_and_go_on(settings, python):
-    here = replace(settings, steps=3, save_every=2, backbone="qwen2", gradient_checkpointing=True)
-    spread, alone = (replace(here, out=name) for name in ("spread", "alone"))
-    again = Path("again")
-    cut = f"""
-import pathlib, shutil
-again = pathlib.Path({str(again)!r})
-shutil.copytree({"spread"!r}, again)
-shutil.rmtree(again / "checkpoints" / "checkpoint-3")
-described = (again / "run.json").read_text()
-(again / "run.json").write_text(described.replace('"complete"', '"running"'))
-"""
-    train_in_two(python, [spread, replace(spread, out=str(again))], cut, **FSDP2)
-    train(alone)
-    assert json.loads(Path("again.rank0").read_text())[0][0] == 2, "it went on from step 2"
-    assert (Path("spread/checkpoints/checkpoint-2") / "pytorch_model_fsdp_0").is_dir(), (
-        "it was FSDP2"
-    )
-    one, two, three = (
-        load_file(f"{name}/model/model.safetensors") for name in ("alone", "spread", "again")
-    )
-    assert one.keys() == two.keys() == three.keys()
-    for key in one:
-        assert torch.allclose(one[key], two[key], atol=1e-5), key
-        assert torch.equal(two[key], three[key]), key
-    for table in ("heldout_rows", "monitor"):
-        ours, theirs = (open_run(name).table(table) for name in ("spread", "alone"))
-        assert ours.columns.tolist() == theirs.columns.tolist()
-        assert np.allclose(
-            ours.fillna(0).astype(float), theirs.fillna(0).astype(float), rtol=1e-3, atol=1e-4
-        )
+def test_weights_that_are_spread_over_processes_are_refused(settings, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    refused("every process trains a whole model", train, settings)
+    assert not Path(settings.out).exists()
 
 
 def test_the_batch_must_divide_over_processes_and_micro_batches():

@@ -13,7 +13,7 @@ from launched import launch
 SCRIPT = """
 import dataclasses, json, os, sys
 import torch
-from accelerate.state import DistributedType, PartialState
+from accelerate.state import PartialState
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 from sinklab.lab.training import TrainSettings, run, train, trainer
@@ -59,9 +59,6 @@ def wait_for_everyone(self):
 def arguments(*given):
     PartialState.wait_for_everyone = everyone
     args = made(*given)
-    if "ACCELERATE_USE_FSDP" in os.environ:
-        # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     # the first process comes as far as it can, and must not take the folder while the other one
     # still looks at it
     PartialState.wait_for_everyone = wait_for_everyone
@@ -71,10 +68,6 @@ def arguments(*given):
 
 run.arguments = arguments
 for number, settings in enumerate(json.loads({settings!r})):
-    if number:
-        if is_first:
-            exec({between!r})
-        torch.distributed.barrier()
     try:
         train(TrainSettings(**settings))
     finally:
@@ -83,27 +76,16 @@ for number, settings in enumerate(json.loads({settings!r})):
         json.dump(seen, file)
     seen.clear()
 torch.distributed.destroy_process_group()
-if "ACCELERATE_USE_FSDP" in os.environ:
-    # a mesh of shards keeps gloo's threads, which abort an interpreter that ends now and then; all
-    # files are closed
-    os._exit(0)
 """
 
 
-def train_in_two(
-    python,
-    runs,
-    between="",
-    before="",
-    ends=0,
-    **environment,
-):
-    """Train each run in two processes, with some code run between two runs, and before all of them
-    in each process; both processes must end with this status. Beside the folder of a run stand
-    files ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
+def train_in_two(python, runs, before="", ends=0):
+    """Train each run in two processes, with some code run before all of them in each process; both
+    processes must end with this status. Beside the folder of a run stand files ``.rank0`` and
+    ``.rank1`` with what each rank was given: step, rows, ids, masks.
     """
     given = json.dumps([dataclasses.asdict(one) for one in runs])
-    script = SCRIPT.format(settings=given, between=between, before=before)
+    script = SCRIPT.format(settings=given, before=before)
     # both are clients of this store, whose port nobody can take before them
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -114,7 +96,7 @@ def train_in_two(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    done = launch(python, "-c", script, **shared, **environment)
+    done = launch(python, "-c", script, **shared)
     assert done.stdout.splitlines()[-1] == str([ends, ends]), (done.stdout, done.stderr)
 
 

@@ -42,8 +42,6 @@ class Head(nn.Linear):
     ) -> Tensor:
         """Logits (…, V), or with labels their loss, ``chunk`` positions at a time.
 
-        The loss is computed here because FSDP gathers the weight for this call.
-
         Raises ValueError if a label is no row of the head.
         """
         if labels_M is not None and weights_M is not None:

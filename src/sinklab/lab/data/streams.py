@@ -3,7 +3,6 @@ exactly.
 """
 
 # S sequence, T tokens
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count, islice, tee
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.core.errors import limited, within_limits
+from sinklab.core.errors import check_count
 from sinklab.lab.data.corpora import corpus_documents
 from sinklab.lab.data.rows import Rows, check_packing, encode, place_generator, row_of_batch
 
@@ -53,14 +52,12 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         only: which documents, as for :func:`sinklab.lab.data.read_corpus`; all when left out.
         seed: of the order.
         shuffle_rows: rows of a block, K; 1 keeps the order of the corpus.
-        skip_rows: the first rows of the corpus, which are left out in every pass: they are held
-            out.
         repeat: begin the corpus again at its end; otherwise the stream ends, without a last row
             that is not full.
 
     Raises:
         ValueError: for sizes that cannot be, and while it is read for a corpus that does not fill
-            one row behind the held-out ones.
+            one row.
     """
 
     source: str | Path
@@ -69,15 +66,14 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     _: KW_ONLY
     only: str | None = None
     seed: int = 0
-    shuffle_rows: int = limited(1024, at_least=1)
-    skip_rows: int = limited(0, at_least=0)
+    shuffle_rows: int = 1024
     repeat: bool = True
 
     def __post_init__(self) -> None:
         check_packing(self.tokenizer, self.length)
-        for field in dataclasses.fields(self):
-            within_limits(field, getattr(self, field.name))
-        self._start = (0, 0, Place())
+        check_count("shuffle_rows", self.shuffle_rows, "1 keeps the order")
+        self._first = Place()
+        self._start = (0, 0, self._first)
 
     def start_at(self, row: int, cursor: Sequence[int] | Tensor) -> None:
         """Let the stream begin with row ``row``, exactly as it would have gone on.
@@ -90,18 +86,23 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         block, passed, document, offset = (int(part) for part in cursor)
         self._start = (row, block, Place(passed, document, offset))
 
-    def heldout(self) -> Rows:
-        """The rows that the stream leaves out.
-
-        Raises:
-            ValueError: if the corpus does not have them.
+    def hold_out(self, number: int) -> Rows:
+        """The first rows, which every pass leaves out from now on. Raises ValueError if the corpus
+        does not have them and one more.
         """
-        ids = [ids_S for ids_S, _ in islice(self._packed(Place(), 0), self.skip_rows)]
-        return Rows(torch.stack(ids))
+        *rows, (_, behind) = islice(self._packed(Place()), number + 1)
+        if behind.passed:
+            raise ValueError(
+                f"the corpus {self.source} does not fill {number} held-out rows of {self.length} "
+                "and one to learn from; use a shorter length, fewer held-out rows or more text"
+            )
+        self._first = rows[-1][1]
+        self._start = (0, 0, self._first)
+        return Rows(torch.stack([ids_S for ids_S, _ in rows]))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         row, number, here = self._start
-        left = self._packed(here, self.skip_rows)
+        left = self._packed(here)
         rows = list(islice(left, self.shuffle_rows))
         while rows:
             following = list[_Row]()
@@ -125,10 +126,10 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             here = there
             number += 1
 
-    def _packed(self, start: Place, skip_rows: int) -> Iterator[_Row]:
+    def _packed(self, start: Place) -> Iterator[_Row]:
         """Rows from a place on: ids, and the place behind them."""
         ids_T = torch.empty(0, dtype=torch.int32)
-        for place, piece_T in self._pieces(start, skip_rows):
+        for place, piece_T in self._pieces(start):
             ids_T = torch.cat([ids_T, piece_T])
             while ids_T.numel() >= self.length:
                 ids_S = ids_T[: self.length]
@@ -136,32 +137,21 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
                 behind = replace(place, offset=place.offset + piece_T.numel() - ids_T.numel())
                 yield ids_S, behind
 
-    def _pieces(self, start: Place, skip_rows: int) -> Iterator[tuple[Place, Tensor]]:
-        """The tokens of each document from a place on, and the place where they begin; every pass
-        leaves out its first rows.
-        """
+    def _pieces(self, start: Place) -> Iterator[tuple[Place, Tensor]]:
+        """The tokens of each document from a place on, and the place where they begin."""
         for passed in count(start.passed):
-            begins = Place(passed)
-            if passed == start.passed:
-                begins = start
-            from_the_top = begins == Place(passed)
-            skipped = begins.offset
-            if from_the_top:
-                skipped = skip_rows * self.length
-            seen = 0
+            first = replace(self._first, passed=passed)
+            begins = start if passed == start.passed else first
+            tokens = 0
             for document, ids_T in self._encoded(begins.document):
-                seen += ids_T.numel()
-                offset = min(skipped, ids_T.numel())
-                skipped -= offset
+                offset = begins.offset if document == begins.document else 0
+                tokens += ids_T.numel() - offset
                 if offset < ids_T.numel():
                     yield Place(passed, document, offset), ids_T[offset:]
-            if from_the_top and seen < (self.skip_rows + 1) * self.length:
-                room = f"one row of {self.length}"
-                if self.skip_rows:
-                    room += f" behind {self.skip_rows} held-out rows"
+            if begins == first and tokens < self.length:
                 raise ValueError(
-                    f"the corpus {self.source} has {seen} tokens, which do not fill {room}; use a "
-                    "shorter length, fewer held-out rows or more text"
+                    f"the corpus {self.source} has {tokens} tokens, which do not fill one row of "
+                    f"{self.length}; use a shorter length or more text"
                 )
             if not self.repeat:
                 return

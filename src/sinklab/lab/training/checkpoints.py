@@ -3,30 +3,19 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import torch
 
 from sinklab.lab.checkpoints.materialize import machine_type
 from sinklab.lab.files import read_json, refused
-from sinklab.lab.records.info import RunInfo, read_info, undamaged
+from sinklab.lab.records.info import RunInfo, read_info
 from sinklab.lab.records.reading import open_run
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.records.writing import names_in, refuse_taken
 from sinklab.lab.training.settings import FREE, TrainSettings
 
-KEPT = 2
 STATE_FILE = "trainer_state.json"
-POSITION_FILE = "position.json"
-
-
-def prune(root: Path) -> None:
-    """Remove all checkpoints but the newest whole ones."""
-    kept = whole_checkpoints(root)[-KEPT:]
-    for path in root.glob("checkpoint-*"):
-        if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
@@ -133,19 +122,7 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
         )
 
 
-def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
-    """Note the next row of a stream, and a cursor from which it can be found again."""
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
-
-
-def read_position(checkpoint: Path) -> tuple[int, list[int]]:
-    """Next row and cursor of the stream.
-
-    Raises:
-        ValueError: if the checkpoint lacks them or they are damaged.
-    """
-    advice = f"Remove {checkpoint} to go on from the one before it."
-    with undamaged(checkpoint / POSITION_FILE, advice):
-        noted = read_json(checkpoint / POSITION_FILE)
-        return int(noted["row"]), [int(part) for part in noted["cursor"]]
+def cursor_of(checkpoint: Path) -> list[int]:
+    """A cursor from which the next row of a stream can be found again."""
+    log = read_json(checkpoint / STATE_FILE, dict)["log_history"]
+    return [row["cursor"] for row in log if "cursor" in row][-1]

@@ -98,8 +98,14 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     processes.
 
     Raises:
-        ValueError: if the batch does not divide evenly over processes and micro-batches.
+        ValueError: if the batch does not divide evenly over processes and micro-batches, and if
+            weights are to be spread over processes.
     """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true":
+        raise ValueError(
+            "every process trains a whole model, but FSDP spreads it; start with "
+            "launch/eight_gpus.yaml, and train a part if memory is short (--train-only lora)"
+        )
     # as torchrun, accelerate launch and every other launcher say it; an interactive shell of Slurm
     # sets the size of a world without a rank
     ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
@@ -137,6 +143,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         eval_strategy="steps",
         eval_steps=settings.save_every,
         save_steps=settings.save_every,
+        save_total_limit=2,
         # a stream continues from its cursor, and rows in memory are found by their number
         ignore_data_skip=settings.streaming,
         # one process reads a stream ahead of a GPU

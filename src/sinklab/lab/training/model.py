@@ -6,7 +6,6 @@ import copy
 import math
 import shutil
 from pathlib import Path
-from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.core.errors import one_of
 from sinklab.core.subject.config import DiffusionLMConfig
-from sinklab.core.subject.diffusion_lm import DiffusionLM, Gate
+from sinklab.core.subject.diffusion_lm import DiffusionLM
 from sinklab.core.subject.sinks import tensors_of
 from sinklab.lab.checkpoints import Loaded, check_vocabulary, from_causal, load, save_sink
 from sinklab.lab.checkpoints.adapters import PROJECTIONS
@@ -170,43 +169,6 @@ def check_fit(
         )
 
 
-def spread_out(trainer: Any, settings: TrainSettings) -> None:
-    """Prepare a model with weights that will be spread over processes (FSDP).
-
-    Raises:
-        ValueError: for adapters and a sink token, which cannot be trained together there.
-    """
-    if not trainer.is_fsdp_enabled:
-        return
-    # a pass of the sinks' own would leave each layer before its backward pass can gather the
-    # weights again
-    trainer.model.sink_form = "sequence"
-    # launch files need not know which decoder is trained
-    layer = type(trainer.model.model.layers[0]).__name__
-    trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
-    if settings.train_only == "lora" and trainer.model.config.sink_positions:
-        raise ValueError(
-            "adapters and a sink token cannot be trained together with weights spread over "
-            "processes; start with "
-            "launch/eight_gpus.yaml, which keeps them whole, or leave out the sink"
-        )
-
-
-def whole(trainer: Any) -> DiffusionLM:
-    """The trained model with all its weights, also if they are spread over processes (every process
-    must call).
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    if not trainer.is_fsdp_enabled:
-        return model
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    if not trainer.is_world_process_zero():
-        return model
-    gathered = DiffusionLM(model.config)
-    gathered.load_state_dict(state)
-    return gathered
-
-
 def save(
     model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, settings: TrainSettings
 ) -> None:
@@ -301,6 +263,10 @@ def _add_adapters(model: Any, rank: int) -> None:
         raise ValueError(
             "this model has adapters already; merge them first, with merge_lora(model)"
         )
+    if getattr(model, "gates", None) is not None:
+        raise ValueError(
+            "adapters are put beside the projections of a model without a gate; train all of it"
+        )
     with refused(
         "train_only='lora' needs peft, which is not installed; pip install 'sinklab[train]'",
         ImportError,
@@ -310,8 +276,6 @@ def _add_adapters(model: Any, rank: int) -> None:
         LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(PROJECTIONS)),
         model.model,
     )
-    for adapter in _adapters(model).values():
-        _move_gate(adapter.get_base_layer(), adapter)
 
 
 def merge_lora(model: Any) -> None:
@@ -325,7 +289,6 @@ def merge_lora(model: Any) -> None:
             torch.promote_types(base.weight.dtype, torch.float32)
         )
         adapter.merge()
-        _move_gate(adapter, base)
         model.set_submodule(name, base)
     # left by peft, which would warn of it at the next adapters
     if "peft_config" in dir(model.model):
@@ -336,13 +299,3 @@ def merge_lora(model: Any) -> None:
 def _adapters(model: nn.Module) -> dict[str, Any]:
     """Adapted layers by name."""
     return {name: module for name, module in model.named_modules() if "lora_A" in module._modules}
-
-
-def _move_gate(source: nn.Module, target: nn.Module) -> None:
-    """Move the gate, which multiplies the input of the output projection, so that the adapter
-    beside it sees the same.
-    """
-    for key, hook in list(source._forward_pre_hooks.items()):
-        if isinstance(hook, MethodType) and isinstance(hook.__self__, Gate):
-            del source._forward_pre_hooks[key]
-            target.register_forward_pre_hook(hook)

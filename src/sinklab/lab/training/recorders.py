@@ -63,7 +63,6 @@ class Recorder(TrainerCallback):
         tokens: in an optimizer step, over all processes.
         say: called with a line at each row of the history.
         monitor: None for a run without.
-        is_spread: the weights are spread over processes (FSDP): none can run the model alone.
     """
 
     def __init__(
@@ -71,12 +70,9 @@ class Recorder(TrainerCallback):
         tokens: int,
         say: Callable[[str], object],
         monitor: Monitor | None = None,
-        *,
-        is_spread: bool = False,
     ) -> None:
         self.tokens = tokens
         self.monitor = monitor
-        self.is_spread = is_spread
         self.write: Callable[[str, Mapping[str, list[Any]]], object] | None = None
         """Called with a table and its columns whenever it has grown."""
         self.count: Callable[[float, float], object] | None = None
@@ -106,8 +102,7 @@ class Recorder(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
         """Take the rows of the run that goes on; measure a model before its first step."""
-        for row in state.log_history:
-            self._started = time.perf_counter() - row.get("seconds", 0.0)
+        self._started -= max((row.get("seconds", 0.0) for row in state.log_history), default=0.0)
         # a resumed state would bring back the intervals of the session that wrote it
         state.logging_steps = args.logging_steps
         state.eval_steps = args.eval_steps
@@ -162,9 +157,7 @@ class Recorder(TrainerCallback):
         looks = [one["step"] for one in state.log_history if "monitor" in one]
         if self.monitor is None or step in looks:
             return
-        # a process alone cannot run a model whose weights are spread over all; otherwise the others
-        # need not work
-        if state.is_world_process_zero or self.is_spread:
+        if state.is_world_process_zero:
             rows = self.monitor.rows(model, step)
             state.log_history.append({"step": step, "monitor": rows})
             self._grown(state)

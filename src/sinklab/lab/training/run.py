@@ -103,7 +103,7 @@ def train(
     with _leaving_together(args, folder, say), run as record, signals:
         trainer = _trainer(settings, args, text, model, checkpoint)
         tokens, monitor = settings.batch * settings.length, _monitor(settings, text)
-        recorder = Recorder(tokens, say, monitor, is_spread=trainer.is_fsdp_enabled)
+        recorder = Recorder(tokens, say, monitor)
         if record is not None:
             recorder.write, recorder.count = record.table, count
         trainer.add_callback(recorder)
@@ -173,10 +173,9 @@ def _finish(
     """The held-out loss of the final weights, and the model."""
     heldout = trainer.final_losses()
     folder = Path(settings.out)
-    written = models.whole(trainer)
+    written: Any = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if record is not None:
-        # a gate that starts anew is in no base and in no file of adapters
-        if settings.train_only == "lora" and settings.gate == "none":
+        if settings.train_only == "lora":
             adapters.write(written, settings, trainer.state.global_step)
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
@@ -202,7 +201,8 @@ def _trainer(
     if settings.compile:
         model.model.compile(dynamic=False)
     if checkpoint and isinstance(text.training, StreamedRows):
-        text.training.start_at(*checkpoints.read_position(checkpoint))
+        row = checkpoints.step_of(checkpoint) * settings.batch
+        text.training.start_at(row, checkpoints.cursor_of(checkpoint))
     objective = Objective(
         causal_steps=causal,
         mask_id=config.mask_token_id,
@@ -220,7 +220,6 @@ def _trainer(
         heldout=text.heldout,
         together=max(1, together),
     )
-    models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

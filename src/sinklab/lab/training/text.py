@@ -175,8 +175,7 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
     if settings.heldout is not None:
         heldout = _heldout(settings, tokenizer)
     else:
-        stream = replace(stream, skip_rows=settings.heldout_rows)
-        heldout = stream.heldout()
+        heldout = stream.hold_out(settings.heldout_rows)
     glance = fingerprint(settings.corpus)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
     return Text(tokenizer, stream, heldout, sha256)

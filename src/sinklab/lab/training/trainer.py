@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from sinklab.core.subject.head import IGNORE_INDEX
 from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.data.noise import sample_times
 from sinklab.lab.data.rows import Rows, collate, place_generator
-from sinklab.lab.training.checkpoints import prune, write_position
 
 MEASURED_TOKENS = 4096
 """Tokens of held-out rows that are measured at a time."""
@@ -323,12 +321,7 @@ class DiffusionTrainer(Trainer):
         return [name for name in names if name.rpartition(".")[2] not in sink.tensors]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint, with the place in the stream; few are kept."""
-        root = Path(str(self.args.output_dir))
-        step = self.state.global_step
-        if self.is_world_process_zero() and self.cursor is not None:
-            folder = root / f"checkpoint-{step}"
-            write_position(folder, step * self.objective.batch, self.cursor)
+        """Write a checkpoint, whose state has the place in the stream."""
+        if self.cursor is not None:
+            self.state.log_history.append({"step": self.state.global_step, "cursor": self.cursor})
         super()._save_checkpoint(model, trial)
-        if self.is_world_process_zero():
-            prune(root)
