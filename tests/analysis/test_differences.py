@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from refusals import refused
-from sinklab.lab.analysis.differences import effects
+from sinklab.lab.analysis.differences import INCONCLUSIVE, effects
 from sinklab.lab.analysis.estimates import mean_over, mean_p
 
 
@@ -124,35 +124,34 @@ def test_what_makes_no_sense_is_refused(how, named):
     refused("infinite", effects, rows_of(a=[1.0, np.inf]))
 
 
-def false_alarms(worlds, draw, **how):
-    """Share of worlds of four arms without any difference in which some word is said."""
+def false_alarms(draw, **how):
+    """Share of 60 worlds without any difference in which some word is said."""
     words = 0
-    for seed in range(worlds):
-        rng = np.random.default_rng(seed)
-        words += (effects(draw(rng), **how)["verdict"] != "inconclusive").any()
-    return words / worlds
+    for seed in range(60):
+        words += (
+            effects(draw(np.random.default_rng(seed)), **how)["verdict"] != INCONCLUSIVE
+        ).any()
+    return words / 60
 
 
-@pytest.mark.slow
 def test_a_word_is_seldom_said_where_nothing_differs():
+    """Without the correction a word is said in four of ten such worlds, and as often of seeds that
+    are not crossed.
+    """
+    arms = [f"arm {number}" for number in range(10)]
+
     def losses(rng):
-        return rows_of(**{arm: rng.normal(3, 1, 12) + rng.normal(size=12) for arm in "abcd"})
+        return rows_of(**{arm: rng.normal(size=12) for arm in arms})
 
     def answers(rng):
         ease_S = rng.random(40)
-        return rows_of(**{arm: (rng.random(40) < ease_S).astype(float) for arm in "abcd"})
+        return rows_of(**{arm: (rng.random(40) < ease_S).astype(float) for arm in arms})
 
     def seeds(rng):
-        rows = [
-            crossed_rows(
-                rng.normal(0, 0.3, 3) + rng.normal(size=(24, 1)) + rng.normal(size=(24, 3))
-            ).assign(arm=arm)
-            for arm in "ab"
-        ]
-        return pd.concat(rows)
+        values_TG = rng.normal(0, 1, 3) + rng.normal(size=(24, 1)) + rng.normal(size=(24, 3))
+        return crossed_rows(values_TG)
 
-    # 7 %, and two standard errors of 200 worlds
-    assert false_alarms(200, losses, base="a") <= 0.106
-    assert false_alarms(200, answers, base="a", design="binary") <= 0.106
-    crossed = {"unit": ("text", "seed"), "design": "crossed"}
-    assert false_alarms(200, seeds, base="a", **crossed) <= 0.106
+    # 5 %, and two standard errors of 60 worlds; intervals of shares are a little short
+    assert false_alarms(losses) <= 0.106
+    assert false_alarms(answers, base=arms[0], design="binary") <= 0.15
+    assert false_alarms(seeds, unit=("text", "seed"), design="crossed") <= 0.106

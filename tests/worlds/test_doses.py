@@ -12,8 +12,6 @@ import pytest
 from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import Doses, common_mass
 
-WORLDS = 200
-
 
 def heads(seed, rows, cells, *, signal=0.0, shared=0.0, tails=False):
     """Costs of hiding the keys of every cell, (R, C); `signal`: their spread between cells."""
@@ -34,18 +32,16 @@ def percent(flags):
     return 100 * float(np.mean(list(flags)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
-@pytest.mark.parametrize("rows, cells", [(8, 24), (12, 36)])
-def test_where_nothing_costs_anything_maps_seldom_say_so(rows, cells, world):
-    found = [words(heads(seed, rows, cells, **world)) for seed in range(100)]
-    # 5 %, and two standard errors of 100 worlds
-    assert percent((one != "inconclusive").any() for one in found) <= 9.4
+def test_where_nothing_costs_anything_maps_seldom_say_so(world):
+    """Without the correction half of these maps say so."""
+    found = [words(heads(seed, 8, 24, **world)) for seed in range(30)]
+    # 5 %, and two standard errors of 30 worlds
+    assert percent((one != "inconclusive").any() for one in found) <= 13
 
 
-@pytest.mark.slow
 def test_costs_of_cells_are_found_in_twelve_rows():
-    found = [words(heads(seed, 12, 24, signal=2.0)) for seed in range(50)]
+    found = [words(heads(seed, 12, 24, signal=2.0)) for seed in range(10)]
     assert percent((one == "above").any() and (one == "below").any() for one in found) >= 80
 
 
@@ -84,20 +80,20 @@ def at_equal_mass(one, other):
 LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
 
 
-@pytest.mark.slow
 def test_models_that_lose_alike_per_mass_show_no_contrast():
     assert common_mass(model(0, LOW, 2.0), model(1, HIGH, 2.0)) == 0.25
     found = [
         at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0))
-        for seed in range(500)
+        for seed in range(100)
     ]
-    assert percent(one["verdict"] != "inconclusive" for one in found) <= 7
+    # 5 %, and two standard errors of 100 worlds
+    assert percent(one["verdict"] != "inconclusive" for one in found) <= 9.4
     # at equal count the second takes four times as much and seems to need its sinks more
     counts = [
         contrast(
             model(2 * seed, LOW, 2.0).costs_RK[:, 0], model(2 * seed + 1, HIGH, 2.0).costs_RK[:, 0]
         )
-        for seed in range(500)
+        for seed in range(100)
     ]
     assert percent(one["verdict"] == "below" for one in counts) >= 80
 
@@ -105,7 +101,7 @@ def test_models_that_lose_alike_per_mass_show_no_contrast():
 def test_a_model_that_loses_twice_as_much_per_mass_is_found():
     found = [
         at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0))
-        for seed in range(500)
+        for seed in range(100)
     ]
     assert percent(one["verdict"] == "above" for one in found) >= 80
     assert percent(one["low"] <= 0.5 <= one["high"] for one in found) >= 90

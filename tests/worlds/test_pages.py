@@ -111,9 +111,9 @@ def made_up_curve(folder, rng, effect, rows=12):
 @pytest.mark.slow
 def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most(monkeypatch):
     """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be
-    found.
+    found. Without the correction a third of the pages say something false.
     """
-    rng, told, found, worlds = np.random.default_rng(0), 0, 0, 300
+    rng = np.random.default_rng(0)
     monkeypatch.setattr(verdicts, "finished", lambda run, _: run.rows)
 
     def page(effect):
@@ -123,15 +123,17 @@ def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most(monkey
             one = made_up_curve(Path(name), rng, effect)
             one.info, one.tables = info, ()
             curves.append(Reader(one, name, name))
-        return verdicts.cost_verdicts(curves)
+        return verdicts.cost_verdicts(curves).set_index("measure")["verdict"]
 
-    for _ in range(worlds):
-        none = page(0.0)
-        assert len(none) == 14
-        told += (none["verdict"] != "inconclusive").any()
-        one = page(0.5).set_index("measure")["verdict"]
-        rise = one["cost of the 20 most attended keys"]
-        more = one["cost of the 20 most attended keys against as many random ones"]
-        found += {*rise} == {"costs"} and {*more} == {"costs more"}
-    print(f"false on {told / worlds:.3f} of pages, an effect found on {found / worlds:.3f}")
-    assert told / worlds <= 0.10 and found / worlds >= 0.8
+    none = [page(0.0) for _ in range(40)]
+    assert {len(one) for one in none} == {14}
+    told = np.mean([(one != "inconclusive").any() for one in none])
+    effects = [page(0.5) for _ in range(12)]
+    keys = "cost of the 20 most attended keys"
+    against = f"{keys} against as many random ones"
+    found = np.mean(
+        [{*one[keys]} == {"costs"} and {*one[against]} == {"costs more"} for one in effects]
+    )
+    # 5 %, and two standard errors of 40 worlds; the least that 12 worlds tell from 80 %
+    assert told <= 0.12, f"false on {told:.3f} of pages"
+    assert found >= 0.6, f"an effect found on {found:.3f} of pages"

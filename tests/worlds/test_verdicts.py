@@ -58,6 +58,7 @@ def test_at_most_one_page_in_ten_says_something_false_in_words_too(
 @pytest.mark.parametrize("verdict", SLOW)
 def test_explained_variance_and_motion(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 60)
+    monkeypatch.setattr(trials, "MANY", 400)
     check(SLOW[verdict], 60, 12)
 
 

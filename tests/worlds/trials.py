@@ -84,11 +84,15 @@ def explained(worlds, samples, at_place=0.0, on_class=0.0):
     return found
 
 
+MANY = 2000
+"""samples from which on what is explained is known"""
+
+
 @cache
 def _shares(at_place, on_class):
     """What class and position explain where samples are many."""
     rng = np.random.default_rng(10**6)
-    received_NTS, classes_NTS = planted.tokens(rng, 2000, at_place=at_place, on_class=on_class)
+    received_NTS, classes_NTS = planted.tokens(rng, MANY, at_place=at_place, on_class=on_class)
     parts = [*map(cells_of, received_NTS, classes_NTS)]
     tens = [Explained(parts[first : first + 100]) for first in range(0, len(parts), 100)]
     return [

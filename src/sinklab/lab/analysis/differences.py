@@ -93,7 +93,7 @@ def effects(
     if len(units) != 1 + (design == "crossed"):
         raise ValueError(f"the unit is one column, of crossed effects text and seed, got {unit!r}")
     wide = _by_sample(rows, value, arms, units)
-    beside = rows.groupby(arms, sort=False)[[*doses]].mean()
+    beside = rows.groupby(arms, sort=False)[[*doses]].mean().to_dict("index")
     lines = []
     alone = [*apart]
     for name, other in _asked(wide, base, [*pairs, *alone]):
@@ -111,7 +111,7 @@ def effects(
         line = dict(zip(arms, keys, strict=True)) | {"less": other} | found._asdict()
         line |= {"n": len(known), "missing": len(own) - len(known)}
         line["caution"] = caution(known.to_numpy().reshape(len(known), -1).mean(1), units[0])
-        lines.append(line | beside.loc[[name]].iloc[0].to_dict())
+        lines.append(line | beside.get(name, {}))
     table = pd.DataFrame(lines)
     table["p"] = CORRECTIONS[correction](table["p"])
     is_sure = table["p"] <= 1 - LEVEL
