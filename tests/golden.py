@@ -6,7 +6,6 @@ import json
 import torch
 
 from shared_data import shared
-from sinklab.core.subject.denoisers import FunctionDenoiser
 
 ASKED = [
     "a2d_llama",
@@ -76,18 +75,3 @@ def check_canvases(name, steps, canvas_TBS):
     for step, after_BS in zip(steps, canvas_TBS, strict=True):
         shown_BS = torch.where(after_BS >= 0, step.ids_BS[:, : after_BS.shape[1]], -1)
         assert torch.equal(shown_BS, after_BS), f"{name}: the canvas after evaluation {step.index}"
-
-
-class Guided(FunctionDenoiser):
-    """Classifier-free guidance as LLaDA's `generate` has it: the prompt is masked in a second
-    reading.
-    """
-
-    def __init__(self, denoiser, scale, prompt_BS, mask_id):
-        def mixed(ids_BS, wanted_BS):
-            cond_MV = denoiser(ids_BS, wanted_BS)
-            bare_MV = denoiser(ids_BS.masked_fill(prompt_BS, mask_id), wanted_BS)
-            return bare_MV + (scale + 1) * (cond_MV - bare_MV)
-
-        super().__init__(mixed)
-        self.in_blocks = denoiser.in_blocks

@@ -95,9 +95,9 @@ class MoveNeurons(Edit):
     layers: ClassVar[None] = None  # type: ignore[misc]
     heads: ClassVar[None] = None  # type: ignore[misc]
 
-    def handler(self, log: InterventionLog) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
-        return NeuronHandler(self, log)
+        return NeuronHandler(self, log, forwards_per_step)
 
     def reader(self, layer: str) -> str:
         """Path of the module that reads the neurons to move behind this attention; empty if none
@@ -125,9 +125,9 @@ class MoveNeurons(Edit):
 class NeuronHandler(StateHandler):
     """Edits what a module reads, the activations of neurons, in place of hidden states."""
 
-    def __init__(self, intervention: Any, log: InterventionLog) -> None:
+    def __init__(self, intervention: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.hooks = ExitStack()
-        super().__init__(intervention, log)
+        super().__init__(intervention, log, forwards_per_step)
         self.of_states = ""
 
     def prepare(self, call: Call) -> None:

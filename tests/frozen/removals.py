@@ -1,8 +1,8 @@
 """What edits of attention choose and what a model writes under them: every removal of keys, chosen
-at every time, for every kind of query, in every forward; each combination by one of four models, in
-turn.
+at every time, for every kind of query, in every forward, with guidance and without; each
+combination by one of four models, in turn.
 
-A cell of a model is `<model>/<forward>/plain/<when>/<how>/<queries>`. It holds the keys that
+A cell of a model is `<model>/<forward>/<guidance>/<when>/<how>/<queries>`. It holds the keys that
 each row, layer and head lost at each evaluation, the tokens that stood at the open positions after
 each step, sums of the confidences, in which a change of any logit shows, and the dose. Keys and
 tokens are single characters, digits and then letters; a dot is a mask. Rows are padded on the left
@@ -62,6 +62,8 @@ FORWARDS = {
 IN_BLOCKS = ("blocks", "committed")
 SHARED = ("whole", "prefix", "dual", "blocks")
 """forwards of every model; the others stand among the extras"""
+GUIDANCE = {"plain": {}, "guided": {"cfg_scale": 0.5, "steps": 2}}
+"""guidance reads twice, and has fewer steps for it"""
 WHEN = ("now", "previous", "clean", "kept")
 HOW = ("mask", "zero_value", "shuffle_value", "mean_value")
 QUERIES = ("default", "all", "from8", "masked", "committed", "prompt")
@@ -128,11 +130,12 @@ def of_model(group: str, folder: Path) -> Cells:
     for length, model in models.items():
         save_values(model, files[length])
     first = list(MODELS).index(group)
-    for place, forward in enumerate(SHARED):
+    for place, (forward, guidance) in enumerate(product(SHARED, GUIDANCE), first):
         length = BLOCK if forward in IN_BLOCKS else None
         made = [(name, edit) for name, edit in edits(files[length]) if edit is not None]
-        for name, edit in made[-(first + 2 * place) % 4 :: 4]:
-            yield f"{forward}/plain/{name}", cell_of(models[length], edit, FORWARDS[forward])
+        for name, edit in made[-place % 4 :: 4]:
+            how = {**FORWARDS[forward], **GUIDANCE[guidance]}
+            yield f"{forward}/{guidance}/{name}", cell_of(models[length], edit, how)
 
 
 def edits(file: Path) -> Iterator[tuple[str, BlockKeys | None]]:
@@ -224,11 +227,12 @@ def cell_of(
 ) -> Any:
     """The cell of an edit: keys, tokens, confidences and the dose; or that it is refused."""
     is_clean = isinstance(edit, BlockKeys) and edit.when == "clean"
+    calls = 2 if how.get("cfg_scale") else 1
     texts, sure = [], []
     canvas = canvas_of(rows)
     ids_BS, real_BS = canvas.ids_BS, canvas.attention_BS
     try:
-        with intervene(model, edit) as log:
+        with intervene(model, edit, forwards_per_step=calls) as log:
             steps = steps_of(model, canvas, how)
             while bool((ids_BS == MASK).any()):
                 if is_clean:

@@ -4,7 +4,7 @@
 import torch
 
 from sinklab.core.instrument import intervene, trace
-from sinklab.core.subject import Canvas, denoise
+from sinklab.core.subject import Canvas, denoise, guided
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 TEXTS = [(IDS + 5 * t) % 49 + 1 for t in range(4)]
@@ -28,13 +28,15 @@ def padding(is_padded):
     return {}, torch.ones_like(PADDED, dtype=torch.bool)
 
 
-def decoded(model, canvas, *edits, cache=None, block_length=3, **tracing):
+def decoded(
+    model, canvas, *edits, cache=None, block_length=3, scale=0.0, forwards_per_step=1, **tracing
+):
     """The steps of a decoding under these edits, its recording, and the log of the edits."""
     real_BS = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
-    denoiser = model.denoiser(real_BS)
+    denoiser = guided(model.denoiser(real_BS), scale, canvas.prompt_BS, canvas.mask_id)
     steps = []
     with (
-        intervene(model, *edits) as log,
+        intervene(model, *edits, forwards_per_step=forwards_per_step) as log,
         trace(model, canvas=canvas, **tracing) as recording,
     ):
         for step in denoise(denoiser, canvas, cache=cache, block_length=block_length):

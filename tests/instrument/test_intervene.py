@@ -76,3 +76,8 @@ def test_reset_starts_a_new_sequence():
         refused(r"call log\.reset\(\)", model, IDS[:1])
         log.reset()
         assert torch.equal(plain, model(IDS[:1]))
+
+
+def test_what_cannot_be_counted_is_refused():
+    with refusing("got 0"), intervene(HandWritten(), forwards_per_step=0):
+        pass

@@ -1,4 +1,4 @@
-"""Interventions in real decodings: caches, padded batches, an autoregressive model that
+"""Interventions in real decodings: caches, guidance, padded batches, an autoregressive model that
 packs its heads.
 """
 
@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from refusals import refused
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess, find_sinks
-from sinklab.core.subject import denoise
+from sinklab.core.subject import denoise, guided
+from sinklab.core.subject.denoisers import FunctionDenoiser
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskPositions, MaskSinks
 from tiny_diffusion import tiny_model
@@ -44,6 +45,24 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording():
         assert (sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all()
         counts.append(int(sinks.sum()))
     assert min(counts) > 0
+
+
+@pytest.mark.parametrize("cache", [None, DualCache()])
+def test_guidance_has_two_memories(cache):
+    model = tiny_model(SINKS)
+    edit = MaskSinks(1, when="kept")
+    log, recording, _ = decode(
+        model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
+    )
+    assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
+    first, *_ = log.removals
+    assert first.forward == 2 and torch.equal(
+        first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
+    )
+    counts = [removal["keys"].unique().tolist() for removal in log.removals]
+    assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
+    # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
+    assert not torch.equal(log.removals[0]["held"], log.removals[1]["held"])
 
 
 @pytest.mark.parametrize("edit", ["sinks", "positions"])
@@ -104,6 +123,29 @@ def test_a_second_run_in_one_block_is_what_it_is_in_its_own(edits, cache):
         alone, _, expected = decode(model, cache, *edits, prompts=prompts)
         assert torch.equal(ids_BS, expected)
         equal(removals, alone.removals)
+
+
+def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_left_early():
+    model = tiny_model(SINKS)
+    mask_id = model.config.mask_token_id
+
+    def plain(ids_BS, wanted_BS):
+        # a denoiser that announces no canvas
+        return model(ids_BS, logits_to_keep=wanted_BS).logits
+
+    def run(prompts):
+        canvas = canvas_of(model, prompts)
+        return denoise(guided(FunctionDenoiser(plain), 1.0, canvas.prompt_BS, mask_id), canvas)
+
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as log:
+        first = run(PAIRS[0])
+        for _ in range(3):
+            next(first)
+        began = len(log.removals)
+        list(run(PAIRS[1]))
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as alone:
+        list(run(PAIRS[1]))
+    equal(log.removals[began:], alone.removals)
 
 
 def test_forwards_between_the_steps_end_no_run():

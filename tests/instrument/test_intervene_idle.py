@@ -80,6 +80,15 @@ def test_an_edit_that_had_no_opportunity_is_refused(edits, forwards, message, en
     assert log.idle == {}
 
 
+def test_steps_count_the_forwards_of_guidance_together():
+    model = HandWritten()
+    with (
+        refusing("forwards_per_step=2"),
+        intervene(model, MaskSinks(1), forwards_per_step=2) as log,
+    ):
+        run(model, log, "ff")
+
+
 def test_what_is_accepted_is_named_in_the_log():
     model = HandWritten()
     plain = model(IDS)

@@ -92,6 +92,10 @@ def test_steps_say_when():
         False,
     ]
     assert log.removals[1]["overlap"].unique().tolist() == [1.0]
+    with intervene(model, MaskPositions(4, steps=(1, None)), forwards_per_step=2) as log:
+        for _ in range(5):
+            model(IDS)
+    assert [removal.forward for removal in log.removals] == [2, 3, 4]
 
 
 def test_truncation_in_the_middle_of_a_decoding():

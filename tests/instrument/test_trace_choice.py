@@ -99,7 +99,7 @@ def test_steps_by_marks_or_by_forwards(marked, steps):
         for step, ids in enumerate(texts):
             model(ids)
             if marked:
-                # a second forward, which is not part of the recording
+                # guidance: a second forward, which is not part of the recording
                 model(29 - ids)
                 recording.mark(f"step {step}")
                 full.mark(step)

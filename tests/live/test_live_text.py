@@ -212,6 +212,7 @@ def test_every_kind_of_added_sink(kind):
     "settings",
     [
         {"cache": "prefix", "block_length": 4},
+        {"cfg_scale": 1.0},
         {"schedule": "threshold:threshold=0.3"},
         {"schedule": "timed", "rule": "origin", "steps": 12},
         {"stop_ids": tuple(range(9, 20))},

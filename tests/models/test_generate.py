@@ -73,6 +73,8 @@ def calls_of(model):
         ({"schedule": Factor(50.0), "block_length": 4}, [4, 4]),
         # Dream's first step commits nothing
         ({"schedule": "timed", "max_new_tokens": 4}, [4, 4, 3, 2]),
+        # guidance asks twice
+        ({"cfg_scale": 3.0, "steps": 2}, [8, 8, 4, 4]),
     ],
     ids=str,
 )

@@ -10,9 +10,10 @@ import pytest
 import torch
 from test_golden_blocks import by_noise, noises
 
-from golden import Guided, check_canvases, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_cases, golden_folder, tensors_of
 from refusals import refused
 from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence
+from sinklab.core.subject.denoisers import guided
 from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")
@@ -149,7 +150,9 @@ def test_golden_special_ids(family):
 def settings_of(case, family):
     theirs = {"steps": 128, "block_size": 128, "temperature": 0.0, **case["settings"]}
     if family == "illada":
-        return DecodingSettings(**{name: theirs[name] for name in ("steps", "block_length")})
+        return DecodingSettings(
+            **{name: theirs[name] for name in ("steps", "block_length", "cfg_scale")}
+        )
     return DecodingSettings(
         schedule="alpha:curve=cosine" if case["scheduler"].startswith("Cosine") else "alpha",
         steps=theirs["steps"],
@@ -197,9 +200,10 @@ def decoded(family, case, kind, row=slice(None)):
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
     if scale := theirs.get("cfg_scale"):
         kept = torch.tensor(theirs.get("cfg_keep_tokens") or [-1])
-        denoiser = Guided(
+        denoiser = guided(
             denoiser, scale, canvas.prompt_BS & ~torch.isin(canvas.ids_BS, kept), canvas.mask_id
         )
+        settings = replace(settings, cfg_scale=0.0)
     given = {}
     if case.get("noise_draws"):
         noise = noises(family, case, case["noise_draws"])

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from golden import Guided, check_canvases, golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
 from sinklab.core.subject import Canvas, DecodingSettings, Denoiser, TokenSampling
+from sinklab.core.subject.denoisers import guided
 from sinklab.core.subject.tokens import shaped
 from sinklab.lab.checkpoints import load
 
@@ -176,7 +177,7 @@ def bd3lm(family, case, **settings):
         steps = theirs["steps_per_block"] * -(-new // theirs["block_size"])
     denoiser, given = model.denoiser(canvas.attention_BS), {}
     if scale := theirs.get("cfg_scale"):
-        denoiser = Guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
+        denoiser = guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
     if case["noise_draws"]:
         noise = noises(family, case, case["noise_draws"])
         denoiser, given["rule"] = by_noise(denoiser, noise, theirs)

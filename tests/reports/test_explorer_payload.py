@@ -235,7 +235,7 @@ def hidden_of(content, layers, heads):
                 )
             },
         ),
-        (1, {"edits": ("block_keys:keys=top:k=1",), "every": 2}),
+        (1, {"edits": ("block_keys:keys=top:k=1",), "cfg_scale": 1.0, "every": 2}),
         (0, {"edits": ("block_keys:keys=top:k=1,when=clean",), "layers": (1,), "heads": (0, 3)}),
     ],
 )

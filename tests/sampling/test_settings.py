@@ -8,6 +8,7 @@ from sinklab.core.subject import (
     EvenQuota,
     LowConfidence,
     denoise,
+    guided,
 )
 from sinklab.lab.caching import DualCache
 from sinklab.lab.samplers import Entropy, Threshold, Timed
@@ -44,16 +45,17 @@ def test_names_and_numbers_become_values(settings, expected):
     assert expected.items() <= values.items()
 
 
-def test_decode_is_denoise():
+def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
     toy = ToyDenoiser(CANVAS.attention_BS)
     settings = DecodingSettings(
         schedule="threshold:threshold=0.2",
+        cfg_scale=0.7,
         suppress_ids=(1, 2),
         stop_ids=(5, 7),
         block_length=4,
     )
     plain = denoise(
-        toy,
+        guided(toy, 0.7, CANVAS.prompt_BS, MASK),
         CANVAS,
         suppress_ids=[1, 2],
         schedule=Threshold(0.2),
@@ -91,6 +93,7 @@ def test_what_makes_no_sense_is_refused_by_values(settings, message):
             {"stop_ids": (3, 4), "suppress_ids": (4,)},
             r"a suppressed token cannot end a row, got \[4\] as both",
         ),
+        ({"cfg_scale": float("nan")}, "the guidance scale must be a finite number"),
         ({"steps": 20}, "steps must not exceed the open positions"),
     ],
     ids=str,

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from golden import Guided
 from likelihood_twin import (
     ids,
     logprobs,
@@ -120,10 +119,7 @@ def greedy_requests(loaded, cfg_scale, highest=270):
             pad_id=0,
             context=64,
         )
-        denoiser = loaded.model.denoiser()
-        if cfg_scale:
-            denoiser = Guided(denoiser, cfg_scale, canvas.prompt_BS, canvas.mask_id)
-        *_, last = DecodingSettings().decode(denoiser, canvas)
+        *_, last = loaded.model.denoise(canvas, DecodingSettings(cfg_scale=cfg_scale))
         written = last.ids_BS[0, -length:].tolist()
         requests += [(context, written), (context, [*written[:-1], 3 if written[-1] != 3 else 4])]
     return requests

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
@@ -21,10 +22,12 @@ def received(run, sample=0):
     return run.array("attention", "received", sample).astype(np.float32)
 
 
-def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path):
+@pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
+def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_scale):
     settings = replace(
         QUICK,
         edits=("block_keys:keys=top:k=2", "block_keys:keys=positions:positions=1,when=now"),
+        cfg_scale=cfg_scale,
     )
     run = traced(tiny_loaded(1), tmp_path / "run", settings)
     assert run.info.settings["edits"] == [
@@ -37,12 +40,15 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path):
     assert {*columns.split()} <= {*removals.columns}
     assert set(removals["edit"]) == {"block_keys", "block_keys#2"}
     assert removals["sample"].unique().tolist() == [0, 1]
+    per_step = 2 if cfg_scale else 1
     for sample in (0, 1):
         watched = received(run, sample)
-        mine = removals[removals["sample"] == sample]
-        assert mine["forward"].max() == 3
+        mine = removals[(removals["sample"] == sample) & (removals["forward"] % per_step == 0)]
+        assert (mine["forward"] // per_step).max() == 3
         for row in mine.itertuples():
-            assert (watched[row.forward, row.layer, row.head][list(row.key_list)] == 0).all()
+            assert (
+                watched[row.forward // per_step, row.layer, row.head][list(row.key_list)] == 0
+            ).all()
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 

@@ -118,6 +118,7 @@ ALONE = {
     "long": {"new_tokens": 200},
     "with maps": {"maps": ("0:0:0",)},
     "to an end": {"stop_ids": (7,)},
+    "guided": {"cfg_scale": 1.0},
     "by confidence": {"schedule": "threshold"},
     "drawn positions": {"rule": "random"},
     "without a prompt": {"prompts": ("The old man", "", "The sea")},

@@ -173,6 +173,13 @@ def test_under_a_cache_the_queries_that_ran_are_known():
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
 
 
+def test_guidance_is_watched_where_it_reads_the_prompt():
+    run = traced(tiny_loaded(), "run", replace(QUICK, cfg_scale=1.5))
+    ids, _ = step_of(run, 2)
+    received = run.array("attention", "received", sample=0)[2].astype(np.float32)
+    assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+
+
 def test_a_checkpoint_without_tokenizer_is_watched_in_ids():
     loaded = replace(tiny_loaded(), tokenizer=None)
     run = traced(loaded, "run", replace(QUICK, prompts=("5 17 3",), statistics=()))

@@ -7,6 +7,7 @@ from .denoisers import DenoisingModel as DenoisingModel
 from .denoisers import Evaluation as Evaluation
 from .denoisers import Session as Session
 from .denoisers import cache_of as cache_of
+from .denoisers import guided as guided
 from .diffusion_lm import DiffusionLM as DiffusionLM
 from .loop import Step as Step
 from .loop import denoise as denoise

@@ -6,10 +6,12 @@ are decoded by the same code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sinklab.core.attention.context import module_of
@@ -185,3 +187,57 @@ class Evaluation:
         if columns is not None and not isinstance(columns, slice):
             check_tensor(f"the columns of {cache}", columns, (None,), "int64", "or give a slice")
         return self._session.logits(ids_BS, at, columns)
+
+
+def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
+    """Classifier-free guidance: un + (scale + 1) * (cond - un), with the prompt masked for `un`.
+    Tokens that `cond` rules out (-inf) stay so; scale 0 is the denoiser itself.
+
+    Raises ValueError for a scale that is not finite. Source: Nie et al. 2024 (2410.18514), in the
+    form of LLaDA's `generate`.
+    """
+    if not math.isfinite(scale):
+        raise ValueError(
+            f"the guidance scale must be a finite number, got {scale}; 0 means no guidance."
+        )
+    if scale == 0:
+        return denoiser
+    return Guided(denoiser, denoiser, scale, prompt_BS, mask_id)
+
+
+@dataclass(frozen=True, eq=False)
+class Guided(Session, Denoiser):
+    """Guidance of two denoisers or memories. The conditional call comes first: a recording of a
+    step's first forward sees the real prompt.
+    """
+
+    cond: Any
+    un: Any
+    scale: float
+    prompt_BS: Tensor
+    mask_id: int
+
+    def logits(self, ids_BS: Tensor, at: Places, columns: slice | Tensor | None = None) -> Tensor:
+        """The mixed logits. Raises ValueError for another canvas's prompt."""
+        remedy = "pass canvas.prompt_BS of the same canvas"
+        check_tensor("prompt_BS", self.prompt_BS, ids_BS.shape, "bool", remedy)
+        how = {}
+        if columns is not None:
+            how = {"columns": columns}
+        cond_MV = self.cond.logits(ids_BS, at, **how)
+        without_BS = ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id)
+        un_MV = self.un.logits(without_BS, at, **how)
+        mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
+        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
+
+    def begin(self, cache: Cache) -> Session:
+        """A memory for each of the two calls."""
+        return replace(self, cond=self.cond.begin(cache), un=self.un.begin(cache))
+
+    def exact_cache(self) -> Cache | None:
+        """The cache of the denoiser."""
+        return self.cond.exact_cache()
+
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas as the denoiser has it."""
+        return self.cond.in_blocks(canvas, block_length)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sinklab.core.subject.denoisers import Denoiser
     from sinklab.core.subject.loop import Step
 
-DENOISING_ONLY = ("rule", "schedule", "cache", "steps", "block_length")
+DENOISING_ONLY = ("rule", "schedule", "cache", "steps", "block_length", "cfg_scale")
 """Fields that mean nothing to a model that writes token after token."""
 
 
@@ -52,6 +52,8 @@ class DecodingSettings(Checked):
     """
     top_k: int | None = None
     """Sample from this many of the most probable tokens; None samples from all."""
+    cfg_scale: float = 0.0
+    """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = limited((), read=whole_numbers)
     """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
     stop_ids: tuple[int, ...] = limited((), read=whole_numbers)
@@ -101,7 +103,7 @@ class DecodingSettings(Checked):
         text_vocabulary: int | None = None,
         **chosen: Any,
     ) -> Iterator[Step]:
-        """`denoise` with these settings and the seed sown.
+        """`denoise` with these settings, guided and with the seed sown.
 
         Args:
             eos_ids: the model's end-of-text ids, for `stop_at_eos`.
@@ -110,6 +112,7 @@ class DecodingSettings(Checked):
         """
         import torch
 
+        from sinklab.core.subject.denoisers import guided
         from sinklab.core.subject.loop import denoise
 
         stop_ids = set(self.stop_ids)
@@ -126,6 +129,8 @@ class DecodingSettings(Checked):
             )
         if not self.text_only:
             text_vocabulary = None
+        if self.cfg_scale:
+            denoiser = guided(denoiser, self.cfg_scale, canvas.prompt_BS, canvas.mask_id)
         seed = self.seed
         if seed is None:
             seed = int(torch.randint(2**62, ()))

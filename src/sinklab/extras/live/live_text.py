@@ -161,7 +161,8 @@ class LiveText:
         """The steps of the text, each with its trace from `first` on. Watched throughout, so that
         all run alike.
         """
-        with intervene(self.model, *edits, measure=False):
+        forwards = 2 if self._seeded.cfg_scale else 1
+        with intervene(self.model, *edits, forwards_per_step=forwards, measure=False):
             steps = self.model.denoise(self._canvas, self._seeded)
             self._weights: list[np.ndarray] = []
             for index in count():

@@ -32,7 +32,7 @@ MARK: Any = tyro.conf
 REQUIRED: Any = tyro.MISSING
 """Default of a field that has to be given."""
 RARE = """
-backbone batch control device_map estimator every
+backbone batch cfg_scale control device_map estimator every
 full_forward gpus_per_worker gradient_checkpointing heldout_rows keep_arrays kv_heads
 likelihood_batch likelihood_cfg_scale log_every logit_shift lora_rank maps micro_batch min_lr
 mlp_size

@@ -55,6 +55,6 @@ class Amplify(Edit):
             mean = states_BQD.mean(1, keepdim=True)
         return (slice(None), run_M), self.scale * (own_BMD - mean) + mean
 
-    def handler(self, log: InterventionLog) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
-        return StateHandler(self, log)
+        return StateHandler(self, log, forwards_per_step)

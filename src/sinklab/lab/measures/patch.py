@@ -89,11 +89,11 @@ class Patch(Edit):
                 f"hidden states belong to no head, got heads={self.heads}: leave out heads"
             )
 
-    def handler(self, log: InterventionLog) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
         if self.what == "state":
-            return StateHandler(self, log)
-        return super().handler(log)
+            return StateHandler(self, log, forwards_per_step)
+        return super().handler(log, forwards_per_step)
 
     def before(self, call: Call) -> Call:
         """The call with these keys or values overwritten in the edited heads."""

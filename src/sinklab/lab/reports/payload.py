@@ -245,7 +245,9 @@ def _blocked_keys(study: Study, sample: Sample, steps: Any) -> np.ndarray:
     if rows is None or "key_list" not in rows:
         return np.zeros((4, 0), int)
     rows = rows[rows["sample"] == sample.index].explode("key_list").dropna(subset="key_list")
-    axes = ((study.layers, rows["layer"]), (study.heads, rows["head"]), (steps, rows["forward"]))
+    # under guidance the first of two forwards a step was watched
+    step = rows["forward"] / (2 if study.run.info.settings.get("cfg_scale") else 1)
+    axes = ((study.layers, rows["layer"]), (study.heads, rows["head"]), (steps, step))
     places = [pd.Index(there).get_indexer(numbers) for there, numbers in axes]
     found_4N = np.array([*places, rows["key_list"].astype(int)])
     return found_4N[:, (found_4N >= 0).all(0)]

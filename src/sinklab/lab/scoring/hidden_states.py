@@ -132,9 +132,9 @@ class ClipChannel(Edit):
         part = (..., list(self.channels))
         return part, states_BQD[part].clamp(-self.limit, self.limit)
 
-    def handler(self, log: InterventionLog) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
-        return StateHandler(self, log)
+        return StateHandler(self, log, forwards_per_step)
 
 
 Part = tuple[Any, Tensor] | None
@@ -154,9 +154,9 @@ class StateHandler(Editor):
     effect. The edit has a method `change(states_BQD, call)` that gives a `Part`.
     """
 
-    def __init__(self, intervention: Any, log: InterventionLog) -> None:
+    def __init__(self, intervention: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.records: list[StateRecord] = []
-        super().__init__(intervention, log)
+        super().__init__(intervention, log, forwards_per_step)
         self.of_states = self.label
 
     def discard(self) -> None:

@@ -188,7 +188,9 @@ def greedily_written(
     """Whether greedy decoding writes exactly the continuation, by number of the request: one token
     a step, the one the model is surest of (SMDM's and LLaDA's evaluation of LAMBADA).
     """
-    decoding = DecodingSettings(seed=settings.seed)
+    decoding = DecodingSettings(
+        rule="low_confidence", cfg_scale=settings.cfg_scale, seed=settings.seed, stop_at_eos=False
+    )
     found = {}
     by_length = sorted(requests, key=lambda one: len(one.continuation))
     for length, alike in groupby(by_length, lambda one: len(one.continuation)):
@@ -200,8 +202,7 @@ def greedily_written(
         for start in range(0, len(some), size):
             batch = some[start : start + size]
             asked_of = [WritingRequest(request.context) for request in batch]
-            how: dict[str, Any] = {"ends": False, "cfg_scale": settings.cfg_scale}
-            texts = Writing(loaded, asked_of, decoding, length, edits, **how)
+            texts = Writing(loaded, asked_of, decoding, length, edits, ends=False)
             with torch.inference_mode(), texts.begin(measure=False) as writer:
                 for _ in writer.steps():
                     writer.log.removals.clear()

@@ -336,8 +336,8 @@ class _Drawn:
     edit: Any
     places: tuple[Place, ...]
 
-    def handler(self, log: InterventionLog) -> Listener:
-        listener = self.edit.handler(log)
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        listener = self.edit.handler(log, forwards_per_step)
         drawn = itertools.count()
 
         def draw(shape: Sequence[int]) -> Tensor:

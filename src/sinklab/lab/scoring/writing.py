@@ -244,8 +244,6 @@ class Writing:
     """An autoregressive model runs the whole text at every step, without its cache."""
     canvas: Canvas | None = None
     """Canvas that a diffusion model denoises in place of the prompts."""
-    cfg_scale: float = 0.0
-    """Classifier-free guidance of a diffusion model, as in `LikelihoodSettings`."""
 
     @contextmanager
     def begin(self, *, measure: bool = True) -> Iterator[Writer]:
@@ -259,11 +257,22 @@ class Writing:
         Raises:
             ValueError: for settings that the decoder, the model or the interventions refuse.
         """
-        writer: Any = DenoisingWriter if self.loaded.is_diffusion else ContinuingWriter
+        writer: Any = ContinuingWriter
+        forwards = 1
+        if self.loaded.is_diffusion:
+            writer = DenoisingWriter
+            if self.settings.cfg_scale:
+                forwards = 2
         if not self.edits:
             yield writer(self, InterventionLog())
             return
-        with intervene(self.loaded.model, *self.edits, measure=measure, allow_idle=True) as log:
+        with intervene(
+            self.loaded.model,
+            *self.edits,
+            forwards_per_step=forwards,
+            measure=measure,
+            allow_idle=True,
+        ) as log:
             yield writer(self, log)
 
 
@@ -334,32 +343,21 @@ class DenoisingWriter(Writer):
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
         super().__init__(texts, log, self.canvas.attention_BS)
-        if self._clean is None and not texts.cfg_scale:
+        clean = self._clean
+        if clean is None:
             self._steps = model.denoise(self.canvas, settings)
         else:
-            real_BS = self.canvas.attention_mask
-            if real_BS is not None and texts.cfg_scale:
-                real_BS = real_BS.repeat(2, 1)
-            self._denoiser = model.denoiser(real_BS)
-            blocks = self._denoiser.in_blocks(self.canvas, settings.block_length)
-            own = FunctionDenoiser(self._evaluate)
+            denoiser = model.denoiser(self.canvas.attention_mask)
+            blocks = denoiser.in_blocks(self.canvas, settings.block_length)
+
+            def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+                with clean.probing():
+                    denoiser(ids_BS, wanted_BS)
+                return denoiser(ids_BS, wanted_BS)
+
+            own = FunctionDenoiser(evaluate)
             self._steps = settings.decode(own, blocks, **model.config.decoding)
         self._goes_on = False
-
-    def _evaluate(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        scale = self.texts.cfg_scale
-        if scale:
-            # both readings of a row in one forward, which is a step of the edits
-            bare_BS = ids_BS.masked_fill(self.canvas.prompt_BS, self.canvas.mask_id)
-            ids_BS, wanted_BS = torch.cat([ids_BS, bare_BS]), wanted_BS.repeat(2, 1)
-        if self._clean is not None:
-            with self._clean.probing():
-                self._denoiser(ids_BS, wanted_BS)
-        logits_MV = self._denoiser(ids_BS, wanted_BS)
-        if scale:
-            cond_MV, bare_MV = logits_MV.chunk(2)
-            logits_MV = bare_MV + (1 + scale) * (cond_MV - bare_MV)
-        return logits_MV
 
     def _is_open(self, index: int) -> bool:
         return self._goes_on or bool(

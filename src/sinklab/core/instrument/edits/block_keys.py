@@ -2,10 +2,10 @@
 
 Keys are chosen in one call, and taken away in that call or a later one. `after` looks at a call as
 it was made and keeps the choice in the memory of the layer; `before` takes it from there and makes
-the call without these keys. The `Editor` (edit.py) calls both, with the heads, the step (the
-number of the forward in its run) and the memory of this edit and layer; it compares the call before
-and after, and logs the dose: "removed" is what these keys held in the call that loses them, "held"
-what they held in the call that chose them.
+the call without these keys. The `Editor` (edit.py) calls both, with the heads, the step (forwards
+of the run so far, by `forwards_per_step`) and the memory of this edit and layer; it compares the
+call before and after, and logs the dose: "removed" is what these keys held in the call that loses
+them, "held" what they held in the call that chose them.
 """
 
 # B batch, H query heads (those edited; all in `ChosenKeys.blocked_BHS`), Q queries, S keys, M keys
@@ -135,10 +135,10 @@ class BlockKeys(Edit):
         last = max(self.keys.last_position, first_query(self.queries))
         return (self.steps or (0,))[0] or 0, last
 
-    def handler(self, log: InterventionLog) -> Editor:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Editor:
         # the log says what was used
         edit = replace(self, when=self.when or "previous")
-        return Editor(edit, log)
+        return Editor(edit, log, forwards_per_step)
 
     def begin(self) -> None:
         if self.when not in ("previous", "kept") or not self.keys.by_attention:

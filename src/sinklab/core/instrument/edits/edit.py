@@ -71,17 +71,18 @@ class Edit(Checked):
         the next step, into `Call.memory`.
         """
 
-    def handler(self, log: InterventionLog) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return Editor(self, log)
+        return Editor(self, log, forwards_per_step)
 
 
 class Editor(Listener):
     """Carries one edit out, and logs its effect."""
 
-    def __init__(self, intervention: Any, log: InterventionLog) -> None:
+    def __init__(self, intervention: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.intervention = intervention
         self.log = log
+        self.forwards_per_step = forwards_per_step
         name = interventions.name_of(intervention)
         count = sum(one.label.split("#")[0] == name for one in log.handlers) + 1
         self.label = name
@@ -99,16 +100,19 @@ class Editor(Listener):
     def reset(self, *, run_begins: bool = False) -> None:
         """Another sequence begins (`InterventionLog.reset`)."""
         self.count = 0
-        self.logged: dict[tuple[int, ...], Tensor] = {}
-        # by layer: what the edit keeps, and the keys that the last forward removed
-        self.kept: dict[str, dict] = {}
-        self.removed: dict[str, Tensor] = {}
+        self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        # by slot, the place of a forward in its step (guidance runs two, each with its own past),
+        # and by layer: what the edit keeps, and the keys that the last forward removed
+        self.kept: dict[int, dict[str, dict]] = {}
+        self.removed: dict[int, dict[str, Tensor]] = {}
         if not run_begins:
             # else the clean pass may have been run ahead of the run that begins
             self.clean = {}
         self.discard()
 
     def discard(self) -> None:
+        self.step = 0
+        self.slot = 0
         self.memory: dict[str, dict] = {}
         """Memory of each layer, as of the forward that runs."""
         self.effects: dict[str, Effect] = {}
@@ -125,6 +129,7 @@ class Editor(Listener):
 
     def begin(self) -> None:
         self.discard()
+        self.step, self.slot = divmod(self.count, self.forwards_per_step)
         self.intervention.begin()
 
     def edit(self, call: Call) -> Call:
@@ -175,7 +180,7 @@ class Editor(Listener):
             return None
         total = call.q_BHQD.shape[1]
         if layer not in self.memory:
-            kept = {} if log.is_probing else self.kept.get(layer, {})
+            kept = {} if log.is_probing else self.kept.get(self.slot, {}).get(layer, {})
             self.memory[layer] = {**kept, **self.clean.get(layer, {})}
         if not log.is_probing:
             self.length = max(self.length, call.k_BKSD.shape[2] - call.prefix)
@@ -183,7 +188,7 @@ class Editor(Listener):
                 self._check_positions()
         return call.within(
             heads=sorted(scope.heads_of(layer, total) or range(total)),
-            step=self.count,
+            step=self.step,
             is_clean=log.is_probing,
             memory=self.memory[layer],
             choice=Choice(draw=self.draw),
@@ -220,7 +225,7 @@ class Editor(Listener):
             numbers["alone"] = torch.zeros_like(numbers["keys"])
             if after.alone_BH is not None:
                 numbers["alone"] = before.of_heads(after.alone_BH)
-            last_BHS = self.removed.get(before.layer)
+            last_BHS = self.removed.get(self.slot, {}).get(before.layer)
             if last_BHS is not None:
                 numbers["overlap"] = jaccard(blocked_BHS, last_BHS)
             self.removing[before.layer] = blocked_BHS
@@ -233,8 +238,8 @@ class Editor(Listener):
         if self.log.is_probing:
             self.clean |= self.memory
             return
-        self.kept |= self.memory
-        self.removed = self.removing
+        self.kept.setdefault(self.slot, {}).update(self.memory)
+        self.removed[self.slot] = self.removing
         effects = self.effects
         self.acted |= bool(effects)
         for heads in dict.fromkeys(tuple(part.heads) for part in effects.values()):
@@ -259,7 +264,7 @@ class Editor(Listener):
         ]
         # numbers of columns are exact in float32 up to 16 million
         self.tap.reads.later(
-            partial(self._log, self.count, tuple(parts), heads),
+            partial(self._log, self.count, self.slot, tuple(parts), heads),
             torch.stack(columns, 1),
             *stacked,
         )
@@ -267,6 +272,7 @@ class Editor(Listener):
     def _log(
         self,
         forward: int,
+        slot: int,
         layers: tuple[str, ...],
         heads: tuple[int, ...],
         columns_BLHM: Tensor,
@@ -278,9 +284,9 @@ class Editor(Listener):
         columns_BLHM = columns_BLHM[..., :width]
         # In the memory of the last entry where nothing has changed: fixed positions cost nothing
         # more.
-        last_BLHM = self.logged.get(heads)
+        last_BLHM = self.logged.get((slot, heads))
         if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
-            last_BLHM = self.logged[heads] = columns_BLHM
+            last_BLHM = self.logged[slot, heads] = columns_BLHM
         self.log.removals.append(
             RemovalRecord(
                 forward=forward,
@@ -311,6 +317,8 @@ class Editor(Listener):
         if self.acted or not log.forwards + log.probed:
             return
         ran = f"forwards: {log.forwards}"
+        if self.forwards_per_step > 1:
+            ran += f", forwards_per_step={self.forwards_per_step}"
         if log.probed:
             ran += f", under log.probing(): {log.probed}"
         log.idle[self.label] = (

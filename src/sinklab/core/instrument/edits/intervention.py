@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
+from sinklab.core.errors import check_count
 from sinklab.core.instrument.backends import no_call_message
 from sinklab.core.instrument.edits.dose import Dose
 from sinklab.core.instrument.routes import tapped
@@ -128,7 +129,7 @@ class InterventionLog(Listener):
 class Intervention(Protocol):
     """Anything that `intervene` takes: an `Edit`, or what makes a listener of its own."""
 
-    def handler(self, log: InterventionLog) -> Listener: ...
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
 
 def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
@@ -142,6 +143,7 @@ def as_edits(edits: Iterable[Intervention | str]) -> list[Intervention]:
 def intervene(
     model: Any,
     *edits: Intervention | str,
+    forwards_per_step: int = 1,
     measure: bool = True,
     allow_idle: bool = False,
 ) -> Iterator[InterventionLog]:
@@ -160,6 +162,7 @@ def intervene(
     Args:
         model: a module, or what has `as_module()`.
         edits: edits, or their texts such as ``"window_attention:radius=8"``.
+        forwards_per_step: forwards of a step (guidance: two), each with its own past.
         measure: whether to measure "removed", "left" and "strongest", which takes a pass over
             queries and keys for each edit and layer.
         allow_idle: accept an edit that never could act: `log.idle` names it.
@@ -170,6 +173,7 @@ def intervene(
             the block if the model ran and never called `scaled_dot_product_attention`.
     """
     wanted = as_edits(edits)
+    check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
     model = module_of(model)
     log = InterventionLog(measure=measure)
     with ExitStack() as stack:
@@ -177,7 +181,7 @@ def intervene(
         named = [config_value(module, "num_hidden_layers") for module in model.modules()]
         log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in wanted:
-            stack.enter_context(tapped(model, edit.handler(log)))
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()

@@ -137,7 +137,7 @@ class Recorder:
         if not settings.records(step) and not self._by_rows:
             yield None
             return
-        # the trace lasts one step, its number 0
+        # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen = {"steps": (0,), **self._selection.for_trace()}
         maps = self._maps(step)
         if maps:
@@ -175,6 +175,7 @@ class Recorder:
         }
 
         def first(name: str) -> np.ndarray:
+            # one forward; under guidance the first of two, which saw the real prompt
             value = self._unpadded(name, recording.values(name)[0][row].float().numpy())
             if self._by_rows and self._axes[name][-1] in _TEXT:
                 # behind a text that was run beside longer ones stands padding
