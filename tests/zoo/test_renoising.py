@@ -152,7 +152,7 @@ def test_sinks_are_masked_in_the_part_that_is_edited(side):
     for record in log.removals:
         assert (record["keys"] == 1).all() and (record["removed"] > 0).any()
     if side == "decoder":
-        assert torch.equal(edited[0].choice.entropy_BL, plain[0].choice.entropy_BL)
+        assert torch.equal(edited[0].score_M, plain[0].score_M)
         last = max(int(record.columns_BLHM.max()) for record in log.removals)
         assert 8 + CANVAS <= last < 8 + 2 * CANVAS
 
@@ -231,7 +231,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
         ),
         (
             lambda: sinklab.load(folder, sink=tmp_path / "sink.safetensors"),
-            "for a DiffusionLM, and this one is a diff",
+            "own DiffusionGemmaForBlockDiffusion.*sink_kin",
         ),
         (lambda: from_causal(folder), "is a diffusion model of the family"),
         (

@@ -82,26 +82,6 @@ class Renoising(Checked):
 
 
 @dataclass(frozen=True, eq=False)
-class Renoised:
-    """Result of a step for its canvas."""
-
-    before_BL: Tensor
-    """The ids that the decoder saw, int64."""
-    noisy_BL: Tensor
-    """bool, the places that held noise."""
-    accepted_BL: Tensor
-    """bool, the places that hold their draw in the next step, which is all that was decided."""
-    entropy_BL: Tensor
-    """Entropy of the distribution of the draws, nats."""
-    best_BL: Tensor
-    """The likeliest tokens, int64: those of the last step are written."""
-    after_BL: Tensor
-    """The ids after it, int64: draws, and fresh noise."""
-    done_B: Tensor
-    """bool, rows with a canvas that is done with this step or before; it stays as it is."""
-
-
-@dataclass(frozen=True, eq=False)
 class RenoisedStep(Step):
     """One evaluation of the decoder.
 
@@ -112,13 +92,19 @@ class RenoisedStep(Step):
     `confidence_BS`: minus the entropy of the places of the canvas, nats.
     """
 
-    choice: Renoised = field(kw_only=True, repr=False)
+    noisy_BL: Tensor = field(kw_only=True, repr=False)
+    """bool, the places of the canvas that held noise."""
+    best_BL: Tensor = field(kw_only=True, repr=False)
+    """The likeliest tokens, int64: those of the last step are written."""
+    after_BL: Tensor = field(kw_only=True, repr=False)
+    """The canvas after it, int64: draws, and fresh noise."""
+    done_B: Tensor = field(kw_only=True, repr=False)
+    """bool, rows with a canvas that is done with this step or before; it stays as it is."""
 
     @cached_property
     def masked_BS(self) -> Tensor:
         """bool, the places that held noise."""
-        past = self.ids_BS.shape[1] - self.choice.noisy_BL.shape[1]
-        return pad(self.choice.noisy_BL, (past, 0), value=False)
+        return pad(self.noisy_BL, (self.ids_BS.shape[1] - self.noisy_BL.shape[1], 0), value=False)
 
 
 class CanvasDenoiser:
@@ -202,26 +188,6 @@ def accepted(entropy_BL: Tensor, bound: float) -> Tensor:
     )
 
 
-class AdaptiveStop:
-    """Whether a canvas is done: its likeliest tokens were the same for some steps, and its entropy
-    is low.
-    """
-
-    def __init__(self, settings: Renoising) -> None:
-        self.settings = settings
-        self._past: list[Tensor] = []
-
-    def __call__(self, best_BL: Tensor, entropy_BL: Tensor) -> Tensor:
-        """bool (B,), to be asked once a step."""
-        steps = self.settings.stability_threshold
-        past, self._past = self._past, [*self._past, best_BL][-steps:] if steps else []
-        is_done_B = entropy_BL.mean(-1) < self.settings.confidence_threshold
-        is_done_B &= len(past) == steps
-        for before_BL in past:
-            is_done_B &= (before_BL == best_BL).all(-1)
-        return is_done_B
-
-
 def renoise(
     model: Any,
     ids_BP: Tensor,
@@ -261,80 +227,83 @@ def renoise(
 def _steps(
     denoiser: CanvasDenoiser, ids_BN: Tensor, state_BN: Tensor, settings: Renoising
 ) -> Iterator[RenoisedStep]:
+    # older versions of transformers do not have it
+    from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+        StableAndConfidentStoppingCriteria,
+    )
+
+    model, steps = denoiser.model, settings.max_denoising_steps
     generator = Generator(ids_BN.device).manual_seed(settings.seed)
+    rows, shape = (
+        model.config.get_text_config().vocab_size,
+        (len(ids_BN), model.config.canvas_length),
+    )
+    noise = partial(torch.randint, rows, shape, generator=generator, device=generator.device)
     over_B, index = torch.zeros_like(ids_BN[:, 0], dtype=torch.bool), 0
-    for number in range(math.ceil(settings.max_new_tokens / denoiser.model.config.canvas_length)):
+    for number in range(math.ceil(settings.max_new_tokens / shape[1])):
         with torch.no_grad(), decoding(denoiser):
             denoiser.read(ids_BN, state_BN)
-        for left, choice in _canvas(denoiser, settings, generator):
-            after_BL, filled_BL = choice.after_BL, torch.zeros_like(choice.noisy_BL)
-            if left == 1 or bool(choice.done_B.all()):
-                after_BL, filled_BL, over_B = _ended(choice.best_BL, over_B, settings)
-            before_BS, after_BS = (
-                torch.cat([denoiser.ids_BP, ids_BL], 1) for ids_BL in (choice.before_BL, after_BL)
+        past = denoiser.ids_BP.shape[1]
+        ids_BL, known_BLV = noise(), None
+        noisy_BL = torch.ones_like(ids_BL, dtype=torch.bool)
+        done_B1 = torch.zeros_like(noisy_BL[:, :1])
+        stop = StableAndConfidentStoppingCriteria(
+            settings.stability_threshold, settings.confidence_threshold
+        )
+        for left in range(steps, 0, -1):
+            with torch.no_grad(), decoding(denoiser):
+                temperature = settings.t_min + (settings.t_max - settings.t_min) * left / steps
+                logits_BLV = denoiser(ids_BL, noisy_BL, known_BLV) / temperature
+                drawn_BL = torch.multinomial(
+                    logits_BLV.softmax(-1).flatten(0, 1), 1, generator=generator
+                ).view(shape)
+                noise_BL = noise()
+                if known_BLV is not None:
+                    # a row that was done stays as it is
+                    logits_BLV = torch.where(done_B1[..., None], known_BLV, logits_BLV)
+                entropy_BL, best_BL = entropy(logits_BLV), logits_BLV.argmax(-1)
+                accepted_BL = accepted(entropy_BL, settings.entropy_bound) & ~done_B1
+                after_BL = torch.where(
+                    done_B1, ids_BL, torch.where(accepted_BL, drawn_BL, noise_BL)
+                )
+                done_B = done_B1[:, 0] | stop(best_BL, logits_BLV)
+            is_last = left == 1 or bool(done_B.all())
+            shown_BL, filled_BL = after_BL, torch.zeros_like(noisy_BL)
+            if is_last:
+                shown_BL, filled_BL, over_B = _ended(best_BL, over_B, settings)
+            before_BS, ids_BS = (
+                torch.cat([denoiser.ids_BP, one_BL], 1) for one_BL in (ids_BL, shown_BL)
             )
-            filled_BS = pad(filled_BL, (denoiser.ids_BP.shape[1], 0), value=False)
-            past = after_BS.shape[1] - after_BL.shape[1]
+            in_canvas_BS, accepted_BS, filled_BS = (
+                pad(one_BL, (past, 0), value=False)
+                for one_BL in (torch.ones_like(noisy_BL), accepted_BL, filled_BL)
+            )
             yield RenoisedStep(
                 index,
                 None,
                 number,
                 None,  # type: ignore[arg-type]
                 before_BS,
-                after_BS,
-                pad(torch.ones_like(choice.noisy_BL), (past, 0), value=False),
-                -choice.entropy_BL.flatten(),
-                pad(choice.accepted_BL, (past, 0), value=False),
+                ids_BS,
+                in_canvas_BS,
+                -entropy_BL.flatten(),
+                accepted_BS,
                 filled_BS,
-                choice=choice,
+                noisy_BL=noisy_BL,
+                best_BL=best_BL,
+                after_BL=after_BL,
+                done_B=done_B,
             )
             index += 1
-        ids_BN, state_BN = after_BL, torch.full_like(after_BL, COMMITTED)
+            if is_last:
+                break
+            noisy_BL = torch.where(done_B1, noisy_BL, ~accepted_BL)
+            ids_BL, done_B1 = after_BL, done_B[:, None]
+            # as the embedding holds numbers, which is how transformers hands them on
+            known_BLV = logits_BLV.to(model.dtype)
+        ids_BN, state_BN = shown_BL, torch.full_like(shown_BL, COMMITTED)
         if bool(over_B.all()):
             return
-
-
-def _canvas(
-    denoiser: CanvasDenoiser, settings: Renoising, generator: Generator
-) -> Iterator[tuple[int, Renoised]]:
-    """The steps of one canvas, each with how many were left, itself included. A row that was done
-    stays as it is.
-    """
-    config, known_BLV, stop, steps = (
-        denoiser.model.config,
-        None,
-        AdaptiveStop(settings),
-        settings.max_denoising_steps,
-    )
-    shape, rows = (len(denoiser.ids_BP), config.canvas_length), config.get_text_config().vocab_size
-    noise = partial(torch.randint, rows, shape, generator=generator, device=generator.device)
-    ids_BL = noise()
-    noisy_BL = torch.ones_like(ids_BL, dtype=torch.bool)
-    done_B1 = torch.zeros_like(noisy_BL[:, :1])
-    for left in range(steps, 0, -1):
-        with torch.no_grad(), decoding(denoiser):
-            temperature = settings.t_min + (settings.t_max - settings.t_min) * left / steps
-            logits_BLV = denoiser(ids_BL, noisy_BL, known_BLV) / temperature
-            drawn_BL = torch.multinomial(
-                logits_BLV.softmax(-1).flatten(0, 1), 1, generator=generator
-            ).view(shape)
-            noise_BL = noise()
-            if known_BLV is not None:
-                logits_BLV = torch.where(done_B1[..., None], known_BLV, logits_BLV)
-            entropy_BL, best_BL = entropy(logits_BLV), logits_BLV.argmax(-1)
-            accepted_BL = accepted(entropy_BL, settings.entropy_bound) & ~done_B1
-            after_BL = torch.where(done_B1, ids_BL, torch.where(accepted_BL, drawn_BL, noise_BL))
-            done_B = done_B1[:, 0] | stop(best_BL, entropy_BL)
-        yield left, Renoised(ids_BL, noisy_BL, accepted_BL, entropy_BL, best_BL, after_BL, done_B)
-        if bool(done_B.all()):
-            return
-        ids_BL, noisy_BL, done_B1 = (
-            after_BL,
-            torch.where(done_B1, noisy_BL, ~accepted_BL),
-            done_B[:, None],
-        )
-        # as the embedding holds numbers, which is how transformers hands them on
-        known_BLV = logits_BLV.to(denoiser.model.dtype)
 
 
 def _ended(best_BL: Tensor, over_B: Tensor, settings: Renoising) -> tuple[Tensor, Tensor, Tensor]:
