@@ -16,7 +16,7 @@ class Serve(Command):
     """A live page: write, click a sink, block it, compare.
 
     A prompt is seen being denoised. The page is served on this machine alone (127.0.0.1), under an
-    address that works once, in one browser. Ctrl-C ends it. From another machine: ssh -L
+    address that nobody can guess. Ctrl-C ends it. From another machine: ssh -L
     8750:127.0.0.1:8750 HOST, with the same port on both sides. Needs pip install 'sinklab[serve]'.
 
     Try

@@ -1,5 +1,5 @@
 """The server of the live page: who may ask, one thread that runs the model, and requests that can
-be given up. A page is one's own: it is held to come from here, not to be kind.
+be given up.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib import resources
+from secrets import compare_digest
 from threading import Event
 from typing import Any
 
 import uvicorn
 from jinja2 import Environment, StrictUndefined
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -39,31 +40,28 @@ HERE = "127.0.0.1"
 LONGEST = 1 << 16
 """bytes of a message of the page"""
 ASKS = ("write", "block", "stop")
+ASSETS = ("/live.js", "/live.css")
+"""files of the package, which anybody may read"""
 
 
 class Guard:
-    """Lets in who came by the address that was printed, from a page of this server, on this
-    machine; nobody else.
+    """Lets in who has the token of the address that was printed; nobody else.
 
-    Of every request Host and Origin are held to this server's own. The token of the address is
-    taken once, for a cookie that no script reads and no other site sends.
+    The token stands in the address of the page and of its socket, and no cookie goes along by
+    itself: a page from elsewhere, or a name that resolves to this machine, is refused.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app, self.name = app, f"sinklab-live-{port}"
-        self.hosts = [f"{name}:{port}" for name in (HERE, "localhost")]
-        self._headers = headers_for(self.hosts)
-        self.token, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._is_taken = False
+        self.app, self.token = app, secrets.token_urlsafe(32)
+        self._headers = headers_for([f"{name}:{port}" for name in (HERE, "localhost")])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; answers bear the headers that keep the page to
         itself.
         """
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        app = self._answer(scope)
+        app, given = self.app, HTTPConnection(scope).query_params.get("token", "")
+        if scope["path"] not in ASSETS and not compare_digest(given.encode(), self.token.encode()):
+            app = PlainTextResponse("Open the address that `sinklab serve` printed.\n", 403)
 
         async def guarded(message: Any) -> None:
             if message["type"].endswith("http.response.start"):
@@ -71,52 +69,6 @@ class Guard:
             await send(message)
 
         await app(scope, receive, guarded)
-
-    def _answer(self, scope: Scope) -> ASGIApp:
-        """What answers this request: the page, a refusal, or a cookie for the token."""
-        if self._is_foreign(scope):
-            return _refused("This server answers pages of its own address alone.")
-        given = HTTPConnection(scope).query_params.get("token")
-        if scope["type"] == "http" and scope["path"] == "/" and given is not None:
-            return self._exchange(scope, given)
-        if not self._has_cookie(scope):
-            return _refused(
-                "Open the address that `sinklab serve` printed. It works once, in one browser; "
-                "start anew for more."
-            )
-        return self.app
-
-    def _is_foreign(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
-        hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return True
-        # a browser names the origin of every socket; of a page that is opened, none
-        if origins != [f"http://{hosts[0]}"] and (origins or scope["type"] == "websocket"):
-            return True
-        return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-
-    def _has_cookie(self, scope: Scope) -> bool:
-        given = HTTPConnection(scope).cookies.get(self.name, "")
-        return secrets.compare_digest(given.encode(), self._key.encode())
-
-    def _exchange(self, scope: Scope, given: str) -> Response:
-        """A cookie for the token, once; who has the cookie already goes on to the page."""
-        answer = RedirectResponse("/", 303)
-        if self._has_cookie(scope):
-            return answer
-        if self._is_taken or not secrets.compare_digest(given.encode(), self.token.encode()):
-            return _refused("This address was used already, or is not the one that was printed.")
-        # who only looks whether there is a page, as previews of links do, leaves the address to its
-        # owner
-        if scope["method"] == "GET":
-            self._is_taken = True
-            answer.set_cookie(self.name, self._key, path="/", httponly=True, samesite="strict")
-        return answer
-
-
-def _refused(text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", 403)
 
 
 def headers_for(hosts: list[str]) -> dict[str, str]:
@@ -265,7 +217,7 @@ def serve(
         settings: how it decodes; the page chooses the seed.
         port: 0 takes any that is free.
         chat: put prompts into the model's chat format.
-        ready: called with the page's address, which works once, in one browser.
+        ready: called with the page's address.
 
     Raises:
         ValueError: for a model that cannot be watched so, and a port that is taken.

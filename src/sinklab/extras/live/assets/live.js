@@ -63,7 +63,7 @@ const live = {
 
   connect() {
     this.asked = 0;
-    this.socket = new WebSocket(`ws://${location.host}/socket`);
+    this.socket = new WebSocket(`ws://${location.host}/socket${location.search}`);
     this.socket.addEventListener("message", (event) => this.hear(JSON.parse(event.data)));
     this.socket.addEventListener("close", () => this.lose());
   },
