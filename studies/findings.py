@@ -67,7 +67,7 @@ TRACED = (
     "sinks that are masks, %",
     "value norm, text sinks over other text",
 )
-"""Rows of the table, among the measures of `sinklab compare`."""
+"""Rows of the table, among the measures of `sinklab report`."""
 
 
 def passages(number: int = PASSAGES, words: int = WORDS) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ COMMANDS = (
     "info",
     "validate",
     "trace",
-    "compare",
     "train",
     "report",
 )
@@ -158,7 +157,6 @@ def test_generate_starts_from_nothing(model, capsys):
             "trace --out {model} --model {model}",
             "is written into an empty or absent folder, but .* is taken",
         ),
-        ("compare nowhere there", "nowhere is not a run folder"),
         ("report", "report needs at least one run folder"),
     ],
 )

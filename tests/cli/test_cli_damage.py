@@ -34,7 +34,6 @@ def flip(file, place=-1):
 
 READERS = {
     "report": lambda bad, good: ["report", str(good), str(bad), "--out", "page"],
-    "compare": lambda bad, good: ["compare", str(good), str(bad), "--out", "page"],
     "figures": lambda bad, good: ["figures", str(bad), "--out", "drawn", "--formats", "png"],
 }
 
@@ -89,7 +88,6 @@ def with_escapes(traced, place):
 
 OVER = {
     "report": ["report", "{run}", "--out", "page"],
-    "compare": ["compare", "{run}", "{run}", "--out", "page"],
     "figures": ["figures", "{run}", "--out", "drawn", "--only", "sink_share", "--formats", "png"],
     "onetoken": ["onetoken", "{run}", "--out", "tables"],
     "table1": ["table1", "--render", "{run}", "--out", "tables"],

@@ -75,7 +75,6 @@ def test_samples_are_read_together_or_one_by_one():
     assert run.arrays("attention", 11)["received"].shape == (2, 14)
     received = run.array("attention", "received", 2)
     assert received.tolist() == [[2 + 1 / 3] * 5] * 2
-    assert run.shape("attention", "received", 2) == received.shape
     visible = run.array("attention", "visible", 2)
     assert (visible.dtype, visible.tolist()) == (np.float32, [2049.0, 1.0])
     assert run.dims("attention", 0) == DIMS

@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from refusals import refused
 from sinklab import intervene, trace
 from sinklab.core.registry import interventions
 from sinklab.lab.studies.trace.recording import SoFar
@@ -60,18 +59,6 @@ def test_rows_of_a_cached_decode_are_the_columns_of_a_full_pass(edit):
         expected = map_LHQS[:, :, 8 * number : 8 * number + 8].mean(2)[..., :seen]
         assert_allclose(window_LHK[..., :seen], expected, atol=1e-5)
         assert np.isnan(window_LHK[..., seen:]).all()
-
-
-def test_a_piece_that_begins_inside_of_a_window_is_refused():
-    sums, piece = SoFar(), np.ones((1, 1, 3), np.float32)
-    sums.add(piece, np.array([3.0, 2.0, 1.0]), piece[None])
-    refused(
-        "3 queries came a forward of 2",
-        sums.add,
-        np.ones((1, 1, 5), np.float32),
-        np.array([2.0, 2.0, 2.0, 2.0, 1.0]),
-        np.ones((1, 1, 1, 5), np.float32),
-    )
 
 
 @pytest.mark.parametrize("edits", [(), ("block_keys:keys=top:k=2,scores=last_row",)])

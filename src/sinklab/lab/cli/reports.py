@@ -1,4 +1,4 @@
-"""`sinklab report`, `figures`, `compare`, `table1` and `onetoken`: run folders to pages,
+"""`sinklab report`, `figures`, `table1` and `onetoken`: run folders to pages,
 figures and tables.
 """
 
@@ -45,9 +45,11 @@ class Report(Command):
     It is report.html, with tables beside it. Several runs are shown side by side, e.g. without and
     with a sink token. Runs of `sinklab trace` give a page to explore, and three answers about each
     model, which are printed too: whether sinks exist, which they are and whether they stay, and the
-    cost of blocking them (from a run of `sinklab curve` beside that of the trace). Runs of `sinklab
-    train` give training curves: losses, when sinks emerge, which tokens they are. Figures for a
-    paper are drawn by `sinklab figures`.
+    cost of blocking them (from a run of `sinklab curve` beside that of the trace). Of two runs the
+    differences are printed too, second less first; where both have the same prompts, 8 or more,
+    with 95 % intervals over them, not corrected for their number. Runs of `sinklab train` give
+    training curves: losses, when sinks emerge, which tokens they are. Figures for a paper are drawn
+    by `sinklab figures`.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
@@ -75,6 +77,7 @@ class Report(Command):
         from sinklab.core.registry import rules
         from sinklab.lab.reports.build import report as build
         from sinklab.lab.reports.runs import as_shown
+        from sinklab.lab.reports.tables import compare
 
         if not self.runs:
             raise ValueError(
@@ -91,6 +94,8 @@ class Report(Command):
             _ = [one.answers for one in read if is_study]
         if is_study:
             tell_answers(read)
+            if len(read) == 2:
+                _show_table(compare(*read))
         with working():
             page = build(read, self.out, tables=self.tables)
         say(f"report: {page}")
@@ -151,41 +156,6 @@ class Figures(Command):
         for name, why in skipped.items():
             say(f"not drawn: {name}: {why}")
         say(f"figures: {self.out} ({len(written)} files)")
-
-
-@commands.register("compare")
-@dataclass(frozen=True)
-class Compare(Command):
-    """Two runs side by side.
-
-    A table of numbers on the terminal, and one page that shows both. Where both have the same
-    prompts, 8 or more, each difference has its 95 % interval over them, not corrected for their
-    number.
-
-    Try
-        sinklab compare runs/plain runs/sink
-        sinklab compare runs/plain runs/masked --out runs/both
-    """
-
-    a: MARK.Positional[Path] = REQUIRED
-    """Folder of the first run."""
-    b: MARK.Positional[Path] = REQUIRED
-    """Folder of the second run; differences are second minus first."""
-    out: Path = Path("runs/compare")
-    """Folder for the page and its tables."""
-    group = "watch"
-
-    def run(self) -> None:
-        from sinklab.lab.records.reading import open_run
-        from sinklab.lab.reports.build import report as build
-        from sinklab.lab.reports.tables import compare as compared
-
-        runs = [open_run(run) for run in (self.a, self.b)]
-        with working():
-            table = compared(*runs)
-            page = build(runs, self.out)
-        _show_table(table)
-        say(f"report: {page}")
 
 
 def _show_table(rows: pd.DataFrame, title: str = "") -> None:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-LARGE = 1 << 20
-"""Bytes of a table from which on several threads read it."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run folder, open for reading; nothing is kept in memory.
@@ -77,9 +73,8 @@ class Run:
         frames = []
         for path in self._files(TABLES, name, sample):
             with undamaged(path):
-                # threads wait for one another longer than they read a small table
-                threads = path.stat().st_size > LARGE
-                frames.append(pd.read_parquet(path, use_threads=threads, filters=rows))
+                # threads wait for one another longer than they read
+                frames.append(pd.read_parquet(path, use_threads=False, filters=rows))
         if len(frames) == 1:
             return frames[0]
         return pd.concat(frames, ignore_index=True)
@@ -101,11 +96,6 @@ class Run:
             if key in keys:
                 return handle.get_tensor(keys[key])
         raise ValueError(f"{name} of {self.path} has no array {key!r}; it has {', '.join(keys)}")
-
-    def shape(self, name: str, key: str, sample: int) -> tuple[int, ...]:
-        """Shape of one array of a file, which is not read."""
-        with self._opened(name, sample) as (handle, keys):
-            return tuple(handle.get_slice(keys[key]).get_shape())
 
     def dims(self, name: str, sample: int) -> dict[str, tuple[str, ...]]:
         """Names of the axes of each array of file ``name`` of one sample."""

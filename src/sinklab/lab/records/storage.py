@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,9 +25,6 @@ RUN_FILE = "run.json"
 """File of a run folder that says what it holds."""
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"
-
-_BESIDE = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}")
-"""Names of the files through which `write_beside` writes."""
 
 
 TABLES = ".parquet"
@@ -77,9 +73,8 @@ def remove_half_written(path: Path) -> None:
     """Remove the files that an interrupted `write_beside` left in a folder; nobody may be writing
     there.
     """
-    for leftover in path.glob(f".*{PART_SUFFIX}"):
-        if _BESIDE.fullmatch(leftover.name):
-            leftover.unlink(missing_ok=True)
+    for leftover in path.glob(f".*.{8 * '[0-9a-f]'}{PART_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
 
 
 class Arrays(NamedTuple):

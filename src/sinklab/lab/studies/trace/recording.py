@@ -433,19 +433,11 @@ class SoFar:
         window_WLHK: np.ndarray,
         added: int = 0,
     ) -> None:
-        """Add the column sums of one forward, and of its queries, `WINDOW` after another.
-
-        Raises ValueError for a forward of several queries that begins inside of a window.
-        """
+        """Add the column sums of one forward, and of its queries, `WINDOW` after another."""
         ran = int(visible_K.max())
         if ran == np.count_nonzero(visible_K[added:]):
             self._begin()
-        begins, into = divmod(self.queries, WINDOW)
-        if into and ran > 1:
-            raise ValueError(
-                f"rows are added up of whole prompts and single tokens, but after {self.queries} "
-                f"queries came a forward of {ran}: read the text in one piece, or token by token"
-            )
+        begins = self.queries // WINDOW
         keys = received_LHK.shape[-1]
         self.received = _widened(self.received, received_LHK.shape) + received_LHK
         self.visible = np.pad(self.visible, (0, keys - len(self.visible))) + visible_K
