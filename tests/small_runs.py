@@ -73,7 +73,7 @@ class Sleeping(Study):
     model = ""
     shards = True
 
-    def prepare(self, loaded, settings, progress):
+    def prepare(self, loaded, settings):
         dice = random.Random(settings.seed)
         return [settings.least * dice.uniform(1.0, 10.0) for _ in range(settings.units)]
 
