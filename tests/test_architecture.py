@@ -1,6 +1,4 @@
-"""The house rules: three rings, imports that run one way, modules and functions of bounded size, no
-drawers.
-"""
+"""The house rules: three rings, imports that run one way, no drawers."""
 
 import ast
 import functools
@@ -73,11 +71,6 @@ MAY_IMPORT["__main__"] = {"lab.cli"}
 MAY_IMPORT["lm_eval"] = {"lab.studies"}
 SHARED_BY_STUDIES = {"about", "base", "progress", "controls", "settings"}
 DRAWERS = {"utils", "util", "common", "helpers", "misc"}
-# How much there is to read is counted in tokens, by .ci/run; a limit of all lines packed them.
-MODULE_LINES = 575
-# the most are those of `denoise`: the settings of LLaDA's decoder, one by one
-FUNCTION_LINES, PARAMETERS = 90, 12
-FUNCTION_LINES_P90, PARAMETERS_P90 = 45, 4
 
 
 def files(source):
@@ -185,51 +178,6 @@ def broken_rules(source):
         graphlib.TopologicalSorter({name: graph[name] - work_of(name) for name in graph}).prepare()
     except graphlib.CycleError as error:
         broken.append("import cycle: " + " -> ".join(error.args[1]))
-    return broken + oversized(modules(source))
-
-
-def oversized(trees):
-    """Modules and functions that are too long, and functions with too many parameters."""
-    spans = {
-        name: max((node.end_lineno or 0 for node in tree.body), default=0)
-        for name, tree in trees.items()
-    }
-    broken = [
-        f"{name}: {lines} lines, at most {MODULE_LINES}"
-        for name, lines in spans.items()
-        if lines > MODULE_LINES
-    ]
-    lengths, counts = [], []
-    for name, tree in trees.items():
-        for node in walked(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                # a kernel of a GPU is handed numbers and addresses one by one
-                is_kernel = any(
-                    ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list
-                )
-                given = (
-                    []
-                    if is_kernel
-                    else [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                )
-                # its many parameters stand one a line
-                begin = node.body[0].lineno if is_kernel else node.lineno
-                lengths.append(((node.end_lineno or 0) - begin + 1, f"{name}.{node.name}"))
-                counts.append(
-                    (sum(one.arg not in ("self", "cls") for one in given), f"{name}.{node.name}")
-                )
-    for found, limit, usual, what in (
-        (lengths, FUNCTION_LINES, FUNCTION_LINES_P90, "lines"),
-        (counts, PARAMETERS, PARAMETERS_P90, "parameters"),
-    ):
-        found.sort()
-        broken += [
-            f"{name}: {number} {what}, at most {limit}" for number, name in found if number > limit
-        ]
-        if found and found[int(0.9 * (len(found) - 1))][0] > usual:
-            broken.append(
-                f"90th percentile of {what} of functions over {usual}: {found[-len(found) // 10 :]}"
-            )
     return broken
 
 

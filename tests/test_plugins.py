@@ -18,7 +18,6 @@ import sinklab
 from conformance.plugins import check_file
 from launched import launch
 from sinklab.core import registry
-from sinklab.lab.cli import main
 from sinklab.lab.files import load_plugin
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import families
@@ -170,14 +169,6 @@ def test_the_ideas_of_a_reader_run(number, scratch):
     edits = (f"block_keys:keys={keys},how={how}", edit)
     run = sinklab.load("tiny").watch("The sea", 8, statistics=(statistic,), edits=edits)
     assert statistic in run.arrays("attention", 0) and len(run.with_rule(rule).sinks())
-
-
-def test_a_file_that_is_no_plugin_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("1 / 0", "utf-8")
-    assert main(["list", "rules", "--plugin=broken.py"]) == 2
-    said = capsys.readouterr().err
-    assert "the plug-in broken.py cannot be loaded: ZeroDivisionError" in said
 
 
 RULE = """

@@ -123,10 +123,6 @@ def test_info_reads_the_config_alone(model, tmp_path, capsys):
     assert facts["memory_bytes"]["bfloat16"]["weights"] == 2 * parameters
 
 
-def test_generate_starts_from_nothing(model, capsys):
-    assert out_of(f"generate '' --model {model} --new-tokens 4", capsys).endswith("\n")
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [

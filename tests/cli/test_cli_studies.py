@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from commands import cli, error_of, out_of
-from launched import ROOT, launch
 from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli.command import working
@@ -85,10 +84,3 @@ def test_other_processes_are_silent(monkeypatch, capsys):
     printed = capsys.readouterr().err.splitlines()
     assert len(printed) == 1
     assert re.fullmatch(r" +\d\.\d s  the \[bold\] stage", printed[0])
-
-
-@pytest.mark.slow
-def test_a_trace_runs_through_a_bounded_part_of_the_package(python):
-    done = launch(python, ROOT / "benchmarks" / "files_walked.py", "trace")
-    found = re.findall(r"(\d+) (?:files|functions) \(at most (\d+)\)", done.stdout)
-    assert len(found) == 2 and all(int(count) <= int(most) for count, most in found), done

@@ -3,11 +3,9 @@
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from matplotlib.figure import Figure as Canvas
@@ -26,8 +24,8 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     """Hold a study to the promises of its command and its run folders, with a model and settings
     that are soon done.
 
-    Its settings stand in run.json; it writes tables or arrays; a run that is killed before any of
-    its tables is written, or of which a file is damaged later, goes on to the same result.
+    Its settings are a frozen dataclass; it writes tables or arrays; a run of which a file is
+    damaged goes on to the same result. (Kills are those of tests/studies/test_every_write.py.)
 
     Args:
         study: an instance of a registered class.
@@ -43,61 +41,16 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
         f"{study!r} has no Settings, a frozen dataclass in its class; pass an instance of the study"
     )
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        killed: list[Path] = []
-
-        def copy() -> None:
-            killed.append(shutil.copytree(place / "whole", place / f"killed-{len(killed)}"))
-
-        with _before_each_table(copy):
-            whole = open_run(study(loaded, place / "whole", settings))
+        whole = open_run(study(loaded, Path(temporary, "whole"), settings))
         assert whole.tables or whole.array_files, (
             f"{study!r} writes no table and no array: nothing can be read of it"
         )
-        for number, folder in enumerate(killed, 1):
-            resumed = open_run(study(loaded, folder, settings))
-            _check_same(resumed, whole, f"killed before table {number}")
-        _check_interrupted(study, loaded, settings, place / "interrupted")
-        lost = shutil.copytree(whole.path, place / "lost")
+        lost = shutil.copytree(whole.path, Path(temporary, "lost"))
         files = [*whole.info.files]
         for file in dict.fromkeys((files[0], files[-1])):
             (lost / file).write_bytes(b"lost")
-            _check_same(
-                open_run(study(loaded, lost, settings)),
-                whole,
-                f"with a damaged {file}",
-            )
-
-
-@contextmanager
-def _before_each_table(act: Callable[[], object]) -> Iterator[None]:
-    """Call a function before each table or part is written."""
-    table, write = RunWriter.table, RunWriter.write
-
-    def acting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def acted(*args: Any, **kwargs: Any) -> Any:
-            act()
-            return function(*args, **kwargs)
-
-        return acted
-
-    with (
-        mock.patch.object(RunWriter, "table", acting(table)),
-        mock.patch.object(RunWriter, "write", acting(write)),
-    ):
-        yield
-
-
-def _check_interrupted(study: Study, loaded: Loaded, settings: Any, folder: Path) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    try:
-        with _before_each_table(interrupt):
-            study(loaded, folder, settings)
-    except KeyboardInterrupt:
-        status = open_run(folder).info.status
-        assert status == "interrupted", "an interrupted run does not say so"
+            again = open_run(study(loaded, lost, settings))
+            _check_same(again, whole, f"with a damaged {file}")
 
 
 def _check_same(run: Run, whole: Run, when: str) -> None:

@@ -150,13 +150,6 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, ove
         ({"seed": 4}, "seed", 3, 4),
         ({"settings": {"texts": ["a", "b"]}}, "settings['rule']", "'random'", "'absent'"),
         ({"settings": {"rule": "random", "texts": ["a", "c"]}}, "['texts'][1]", "'b'", "'c'"),
-        ({"settings": {"rule": "random", "texts": ["a"] * 3}}, "['texts'][1]", "'b'", "'a'"),
-        (
-            {"settings": {"rule": "random", "texts": ["a", "b", "c"]}},
-            "['texts'][2]",
-            "'absent'",
-            "'c'",
-        ),
         ({"model": {"name": "n", "layers": 2}}, "model['name']", "'m'", "'n'"),
         ({"kind": "training"}, "kind", "'study'", "'training'"),
     ],

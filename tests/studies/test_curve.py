@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conformance.runs import check_study
 from curves import curve, curve_rows, planted, write_curve
 from refusals import refused
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys
@@ -86,15 +85,6 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one():
     assert table.loc["sinks"][["keys", "held", "removed", "mean"]].tolist() == [0, 0, 0, 0]
     assert table["matched"].isna().all()
     assert cost_verdicts(run)["verdict"].tolist()[0] == "inconclusive"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [replace(MAP, ks=(2,), layers=(0,)), replace(MAP, by="layer", twin=True)],
-)
-def test_a_study_conforms(settings):
-    check_study(Curve(), tiny_loaded(1), settings)
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,10 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_run_that_was_cut_short_goes_on_in_shards(shards, monkeypatch):
+def test_a_run_that_was_cut_short_goes_on_in_shards(monkeypatch):
     """Whoever is there writes what is missing of its own; the seed is that of the run."""
     monkeypatch.setattr(observation, "SAMPLES", 1)
-    settings = SETTINGS
+    shards, settings = 3, SETTINGS
     study(tiny_loaded(1), "whole", StudySettings(**settings))
     whole = contents(Path("whole"))
     info = json.loads(Path("whole/run.json").read_text())

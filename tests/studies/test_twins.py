@@ -15,7 +15,7 @@ from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.studies.trace import again as twins
 from sinklab.lab.studies.trace.run import prepare
 from sinklab.lab.studies.trace.study import StudySettings, Trace, study
-from small_runs import contents, difference, traced
+from small_runs import traced
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -87,24 +87,6 @@ def test_both_twins_stand_beside_the_run(two):
             for name in ("visible", "positions", "step_number"):
                 assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
             assert not np.allclose(ours["received"], theirs["received"], atol=0.05)
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_with_its_twins(two, tmp_path, monkeypatch):
-    left, retraced = [2], twins.retraced
-
-    def killed(*given, **named):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return retraced(*given, **named)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(twins, "retraced", killed)
-        study(tiny_loaded(1), tmp_path / "run", TWO)
-    assert "twins" not in open_run(tmp_path / "run").tables
-    study(tiny_loaded(1), tmp_path / "run", TWO)
-    assert difference(tmp_path / "run", contents(two.path)) == ""
 
 
 @pytest.mark.slow
