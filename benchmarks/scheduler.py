@@ -44,7 +44,9 @@ def evaluated(out, shard):
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 
     harness_model.PART = 2
-    settings = EvalSettings(block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1)
+    settings = EvalSettings(
+        block_length=None, mc_samples=2, limit=6, batch=2, mask_sinks=1, record_sinks=1
+    )
     Evaluation(toy_tasks())(tiny_loaded(1), out, settings, shard=shard)
 
 

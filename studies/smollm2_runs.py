@@ -174,6 +174,7 @@ def benchmarks(
             data=str(data),
             limit=limit or documents,
             mc_samples=4,
+            record_sinks=0,
             num_fewshot=0,
         )
         table1(

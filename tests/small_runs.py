@@ -124,7 +124,9 @@ def curve(place):
 def evaluated(place):
     from sinklab.lab.studies.benchmarks.study import EvalSettings, Evaluation
 
-    settings = EvalSettings(block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1)
+    settings = EvalSettings(
+        block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1
+    )
     Evaluation(toy_tasks())(tiny_loaded(1), place, settings)
 
 
@@ -134,7 +136,9 @@ def table1(place):
 
     read = run.read_tasks
 
-    settings = EvalSettings(tasks=("toy_texts",), block_length=None, limit=2, batch=1, new_tokens=3)
+    settings = EvalSettings(
+        tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3
+    )
     toys = patch.object(run, "read_tasks", lambda settings, *_: read(settings, toy_tasks()[:1]))
     with toys:
         run.table1(

@@ -82,7 +82,10 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(capsys):
     tiny_llama(160).model.save_pretrained("ar")
     tiny_tokenizer().save_pretrained("ar")
     write_gsm8k(2)
-    how = "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --ks 1"
+    how = (
+        "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 "
+        "--record-sinks 1 --ks 1"
+    )
     more = "--protocols paper held --controls sinks random --out out"
     assert cli(f"table1 --model dlm ar {how} {more}") == 0
     printed = capsys.readouterr().out

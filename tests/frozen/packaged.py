@@ -173,7 +173,7 @@ def answers(folder: Path) -> Cells:
 def tables(folder: Path) -> Cells:
     """Table 1 of the analysis paper and scores, from questions made of the text."""
     write_questions(folder / "data")
-    asked = ("--dtype", "float64", "--data", folder / "data")
+    asked = ("--dtype", "float64", "--data", folder / "data", "--record-sinks", 1)
     short = ("--new-tokens", 4, "--block-length", 4, "--mc-samples", 2, "--num-fewshot", 0)
     for task, model, controls in (
         ("gsm8k", "tiny", ("sinks",)),
@@ -221,7 +221,7 @@ def benchmarks(folder: Path) -> Cells:
     data = Path(root) / "data"
     if not (data / "gsm8k").is_dir():
         return
-    asked = ("--dtype", "float64", "--data", data, "--num-fewshot", 0)
+    asked = ("--dtype", "float64", "--data", data, "--num-fewshot", 0, "--record-sinks", 0)
     few = ("--limit", 20, "--mc-samples", 1, "--new-tokens", 4, "--block-length", 4)
     choices = ("--model", "tiny", "--tasks", "hellaswag,lambada_openai")
     command("eval", *choices, *asked, *few, "--out", folder / "choices")

@@ -1,17 +1,20 @@
 """Programs that a model wrote run inside bubblewrap, see nothing and leave nothing; where it cannot
-be had they are kept.
+be had they are kept, and scored elsewhere.
 """
 
 import gzip
 import json
 import math
 
+import pandas as pd
 import pytest
 
+from commands import cli, error_of, out_of
 from refusals import refused
 from shared_data import shared
 from sinklab.extras.sandbox import humaneval
 from sinklab.extras.sandbox.humaneval import passed, program_of, run_completions, run_program
+from sinklab.lab.records import open_run
 
 boxed = pytest.mark.skipif(
     bool(humaneval.why_not()), reason=f"bubblewrap: {humaneval.why_not()}: programs do not run"
@@ -131,6 +134,41 @@ def test_humanevals_own_solutions_pass():
     assert run_completions(right, documents) == [["passed"]] * len(documents)
     wrong = run_completions([["    return None\n"]] * len(documents), documents)
     assert all(fate.startswith("failed: ") for (fate,) in wrong)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_programs_and_another_machine_scores_them(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "humaneval").mkdir()
+    rows = json.dumps(DOC) + "\n" + json.dumps({**DOC, "task_id": "HumanEval/1"}) + "\n"
+    (tmp_path / "humaneval" / "HumanEval.jsonl").write_text(rows)
+    asked = f"eval --tasks humaneval --data {tmp_path} --run-code --new-tokens 4 --out run"
+    here = humaneval.HumanEvalSandbox
+    monkeypatch.setattr(humaneval, "why_not", lambda: "no bubblewrap")
+    monkeypatch.setattr(here, "why_not", staticmethod(lambda: "no bubblewrap"))
+    said = out_of(asked, capsys)
+    assert "2 programs are kept and were not run" in said and "sinklab score RUN" in said
+    run = open_run("run")
+    kept = run.table("samples")
+    assert kept["right"].isna().all() and run.table("scores")["value"].isna().all()
+    assert all("check(area)" in json.loads(answer)[0] for answer in kept["answer"])
+    assert "are not run here: no bubblewrap" in error_of("score run", capsys)
+    # the second of them is solved elsewhere
+    monkeypatch.setattr(here, "why_not", staticmethod(lambda: ""))
+    monkeypatch.setattr(here, "run", staticmethod(lambda programs: ["failed: no", "passed"]))
+    assert "pass@1 (create_test) 0.5000 ± 0.5000 on 2" in out_of("score run", capsys)
+    run = open_run("run")
+    assert run.info.status == "complete"
+    (score,) = run.table("scores").to_dict("records")
+    assert (score["value"], score["stderr"], score["kept"]) == (0.5, 0.5, 0)
+    scored = run.table("samples")
+    assert scored["right"].tolist() == [0.0, 1.0]
+    same = ["task", "doc_id", "prompt", "response"]
+    pd.testing.assert_frame_equal(scored[same], kept[same])
+    assert "keeps no programs" in error_of("score run", capsys)
+    assert cli("trace a --new-tokens 2 --out traced") == 0
+    assert "of kind 'study'" in error_of("score traced", capsys)
 
 
 def test_programs_are_refused_without_permission(tmp_path):

@@ -68,6 +68,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided):
         dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
     )
     assert dose.sinks == float((best_BHM > 1 + 0.9 * (keys - 1) / keys).float().mean())
+    assert math.isnan(score(loaded, company, settings, edits=[edit], measure=False)[0].dose.removed)
     assert score(loaded, company[:1], settings)[0].dose is None
     assert rolling(loaded, context, SETTINGS, edits=[edit]).dose.keys == 2
 

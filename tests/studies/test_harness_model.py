@@ -3,6 +3,7 @@ arguments.
 """
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,7 @@ from sinklab.lab.studies.benchmarks.study import EvalSettings
 from tiny_diffusion import beginning_tokenizer, tiny_loaded
 from tiny_llama import tiny_llama
 
-SETTINGS = EvalSettings(block_length=None, mc_samples=8)
+SETTINGS = EvalSettings(block_length=None, mc_samples=8, record_sinks=0)
 CONTEXT = "The old man sat by"
 
 
@@ -133,6 +134,20 @@ def test_contexts_may_be_empty_or_end_in_a_space():
     (direct,) = score(loaded, [((), ids(loaded, "The"))], likelihood_settings(model.settings))
     assert empty == pytest.approx(direct.logprob, abs=1e-5)
     assert an_lm(tiny_llama()).loglikelihood([instance("loglikelihood", "", "The")])[0][0] < 0
+
+
+def test_watched_scores_are_the_same_scores():
+    loaded = tiny_loaded(1)
+    watched = an_lm(loaded, record_sinks=None)
+    plain = an_lm(loaded)
+    one, other = (model.loglikelihood(choices(loaded)) for model in (watched, plain))
+    assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
+    facts = watched.told["toy", 0, 0]["sinks"]
+    assert len(facts) == 2
+    assert all(
+        0 < row["share"] <= 1 and math.isnan(row["in_masked"]) and row["steps"] > 0 for row in facts
+    )
+    assert plain.told["toy", 0, 0]["sinks"] == []
 
 
 def test_drawn_answers_follow_the_seed_and_one_is_written_of_each():

@@ -17,7 +17,9 @@ from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 from tiny_tasks import toy_tasks
 
-SETTINGS = EvalSettings(block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1)
+SETTINGS = EvalSettings(
+    block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2
+)
 
 
 def run_toys(settings=SETTINGS, loaded=None, out="run", **named):
@@ -66,6 +68,17 @@ def test_the_likelier_choice_is_the_answer(finished):
     assert all(len(row) == 1 for row in samples[samples["task"] == "toy_ends"]["logprobs"])
 
 
+def test_sinks_are_those_of_the_watched_requests(finished):
+    sinks = finished.table("sinks")
+    assert set(sinks["task"]) == {"toy_texts", "toy_choices", "toy_ends"}
+    assert set(sinks["doc_id"]) == {0, 1}
+    assert len(sinks) == 2 * (2 + 4 + 2), "documents × layers, and two choices of one task"
+    written = sinks[sinks["task"] == "toy_texts"]
+    assert (written["steps"] == 6).all()
+    assert written["share"].between(0, 1, inclusive="neither").all()
+    assert sinks[sinks["task"] == "toy_choices"]["in_masked"].isna().all()
+
+
 def test_lines_say_what_was_not_found(finished):
     lines = score_sentences(finished)
     missing = finished.table("scores")["no_answer"][0]
@@ -73,7 +86,7 @@ def test_lines_say_what_was_not_found(finished):
     assert lines[0].startswith("toy_texts: exact_match (vowel) 0.0000 ± ")
     assert lines[0].endswith(f"on 4 documents{expected}")
     assert len(lines) == 6
-    rests = "on 4 documents"
+    rests = "on 4 documents (what was removed: on 2)"
     assert lines[3].startswith(
         "toy_texts: blocked by protocol paper (most attended keys): 1.00 keys a head ("
     )
@@ -95,7 +108,7 @@ def test_the_dose_of_each_task_is_recorded(finished):
     )
     assert doses["edits"].to_dict() == used
     assert (doses["keys"] == 1).all()
-    assert (doses["documents"] == 4).all()
+    assert doses[["documents", "measured"]].to_numpy().tolist() == [[4, 2]] * 3
     assert doses["removed"].between(0, 1, inclusive="neither").all()
 
 
@@ -118,7 +131,7 @@ def asked_for(monkeypatch):
 
 
 def same(one, other):
-    for name in ("scores", "samples", "doses"):
+    for name in ("scores", "samples", "sinks", "doses"):
         left, right = one.table(name), other.table(name)
         assert left.equals(right), (name, left, right)
 
@@ -162,7 +175,7 @@ def test_an_autoregressive_model_is_scored_too():
 
 
 def test_long_prompts_are_cut_and_counted():
-    settings = replace(SETTINGS, new_tokens=30, mask_sinks=None)
+    settings = replace(SETTINGS, new_tokens=30, mask_sinks=None, record_sinks=0)
     run = run_toys(settings, tiny_loaded(context=48))
     cut = run.table("samples").query("task == 'toy_texts'")["cut"]
     assert (cut > 0).any()

@@ -1,4 +1,6 @@
-"""Several answers in one batch: each is what it would be alone."""
+"""Several answers in one batch: each is what it would be alone, and what sinks did is read off the
+same run.
+"""
 
 from dataclasses import replace
 
@@ -9,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from refusals import refused
-from sinklab.core.instrument import BlockKeys, Dose, TopKeys
+from sinklab.core.instrument import BlockKeys, Dose, TopKeys, trace
 from sinklab.core.instrument.edits.dose import MEASURED
 from sinklab.core.sinks import Excess
+from sinklab.core.subject import Canvas
 from sinklab.lab.measures import MaskSinks, Random, WindowAttention, by_protocol
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import by_last_query
@@ -83,23 +86,35 @@ def test_rows_of_a_batch_are_what_they_are_alone(kind, edits):
 
 def close(one, other):
     assert all(one[name] == other[name] for name in ("text", "tokens", "steps"))
+    assert len(one["sinks"]) == len(other["sinks"]) > 0
     assert Dose(one["dose"]).row() == pytest.approx(
         Dose(other["dose"]).row(), abs=1e-4, nan_ok=True
     )
+    for left, right in zip(one["sinks"], other["sinks"], strict=True):
+        assert left == pytest.approx(right, abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize(
     "make, selector",
     [(lambda: tiny_loaded(1), "received"), (tiny_llama, "last_row")],
 )
-def test_the_dose_of_a_row_does_not_depend_on_its_neighbours(make, selector):
+def test_facts_of_a_row_do_not_depend_on_its_neighbours(make, selector):
     loaded = make()
     requests = asked(loaded)
     edits = (MaskSinks(k=1, scores=selector),)
-    together = write_batch(loaded, requests, SETTINGS, NEW, edits)
+    together = write_batch(loaded, requests, SETTINGS, NEW, edits, watch=True)
+    plain = write_batch(loaded, requests, SETTINGS, NEW, edits)
+    assert [answer["text"] for answer in together] == [answer["text"] for answer in plain], (
+        "watching changes nothing"
+    )
     for request, answer in zip(requests, together, strict=True):
-        close(answer, write_batch(loaded, [request], SETTINGS, NEW, edits)[0])
+        close(answer, write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)[0])
     assert 0 < Dose(together[0]["dose"]).removed < 1
+    facts = together[0]["sinks"]
+    assert len(facts) == 2
+    for row in facts:
+        if make is tiny_llama:
+            assert row["in_masked"] == row["in_sink"] == 0 < row["in_prompt"]
 
 
 @pytest.mark.parametrize("protocol", ["paper", "rule", "clean"])
@@ -107,7 +122,7 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     loaded = tiny_loaded(1)
     edits = (by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
     request = asked(loaded)[1]
-    (answer,) = write_batch(loaded, [request], SETTINGS, NEW, edits)
+    (answer,) = write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)
     entries = {name: [] for name in MEASURED}
     with Writing(
         loaded, [request], replace(SETTINGS, seed=request.seed), NEW, seeded(edits, request.seed)
@@ -128,6 +143,48 @@ def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     assert (dose.held, dose.removed) == pytest.approx((means["held"], means["removed"]))
     assert dose.sinks == pytest.approx(np.nansum(entries["sinks"]) / np.nansum(entries["chosen"]))
     assert (dose.sinks == 1) == (protocol == "rule")
+    unwatched = Dose(write_batch(loaded, [request], SETTINGS, NEW, edits)[0]["dose"])
+    assert np.isnan(unwatched.removed) and unwatched.held == pytest.approx(dose.held)
+
+
+def test_facts_are_those_of_the_attention_itself():
+    sink = 2
+    loaded = tiny_loaded(sink)
+    request = asked(loaded)[1]
+    answer = write_batch(loaded, [request], replace(SETTINGS, stop_at_eos=False), NEW, watch=True)[
+        0
+    ]
+    config = loaded.model.config
+    canvas = Canvas.from_prompts([list(request.ids)], new_tokens=NEW, mask_id=config.mask_token_id)
+    settings = replace(SETTINGS, stop_at_eos=False, seed=request.seed)
+    with trace(loaded.model, ("received",)) as recording:
+        before = [
+            step.before_BS[0]
+            for step in loaded.model.denoise(canvas, settings)
+            if recording.mark(step) is None
+        ]
+    received_TLHK = recording.array("received")[:, 0]
+    length = received_TLHK.shape[-1] - sink
+    share_TLHK = received_TLHK / length
+    for layer, facts in enumerate(answer["sinks"]):
+        assert facts["steps"] == NEW
+        assert facts["share"] == pytest.approx(share_TLHK[:, layer].max(-1).mean(), abs=1e-5)
+        above = received_TLHK[:, layer] > 1 + 3 * (length - 1) / length
+        assert facts["sinks"] == pytest.approx(above.sum(-1).mean(), abs=1e-6)
+        assert facts["with_sink"] == pytest.approx(above.any(-1).mean(), abs=1e-6)
+        strong = (share_TLHK[:, layer].max(-1) > 0.3) & above.any(-1)
+        assert facts["gu_rate"] == pytest.approx(strong.mean(), abs=1e-6)
+        main_TH = received_TLHK[:, layer].argmax(-1) - sink
+        masked = sum(
+            int(place >= 0 and ids[place] == config.mask_token_id)
+            for ids, places_H in zip(before, main_TH, strict=True)
+            for place in places_H
+        )
+        assert facts["in_masked"] == pytest.approx(masked / main_TH.size)
+        assert facts["in_sink"] == pytest.approx((main_TH < 0).mean())
+        assert sum(
+            facts[f"in_{state}"] for state in ("masked", "committed", "prompt", "sink")
+        ) == pytest.approx(1)
 
 
 def test_an_answer_ends_at_its_end():

@@ -11,6 +11,6 @@ studies = Registry("study", "studies")
 commands = Registry("command", "commands")
 """Commands that are no study: `sinklab.lab.cli.options.Command`."""
 sandboxes = Registry("sandbox", "sandboxes")
-"""Task files of lm-eval that run programs that a model wrote in a sandbox."""
+"""Places to run programs that a model wrote."""
 engines = Registry("engine", "engines")
 """Programs that compute the parts of a run on several workers; without one it is a loop."""

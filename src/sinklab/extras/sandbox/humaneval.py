@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,13 @@ def passed(references: Sequence[str], predictions: Sequence[Sequence[str]]) -> d
 
 
 @sandboxes.register("humaneval")
-def task_file() -> Path:
-    """lm-eval's task file that names these functions, to be included in place of its own."""
-    return Path(__file__).with_name("humaneval.yaml")
+@dataclass(frozen=True)
+class HumanEvalSandbox:
+    """HumanEval's functions for lm-eval, and the box that its programs run in."""
+
+    why_not = staticmethod(why_not)
+    run = staticmethod(run_programs)
+
+    def task_file(self) -> Path:
+        """Task file that names the functions, to be included in place of lm-eval's own."""
+        return Path(__file__).with_name("humaneval.yaml")

@@ -44,6 +44,8 @@ HEADS = (*MOTION, "weight", "first", "stable_mobility", "window_weight")
 """fields of the fact ``heads``: those of `Motion`, and of the strongest key, be it a sink or not"""
 WIDE = ("share", "text_share", "added_share", "absorbed", "sinks", "stays", "is_sink")
 """facts by step, layer and head besides ``main``"""
+PLACES = (*STATES, "sink")
+"""places of a strongest key: a position in one of the states, or an added sink"""
 
 FACTS, FACTS_TABLE = "measures", "facts"
 """file of arrays, and table by step, layer and head, that hold the facts of a recording"""
@@ -321,3 +323,36 @@ def _of_strongest(
         if "window_received" in arrays:
             mobility_LH, window_LH = of_windows(arrays["window_received"])
     return np.array([weight_LH, first_LH, mobility_LH, window_LH])
+
+
+def sink_columns(
+    received_LHK: np.ndarray, seen_K: np.ndarray, place_K: np.ndarray, rule: Rule = DEFAULT
+) -> dict[str, np.ndarray]:
+    """Facts of one step in few numbers, each (L,): means over heads, for runs that keep no arrays.
+
+    share: of the attention that the strongest key receives; sinks: keys that the rule calls so;
+    with_sink: whether there is one; gu_rate: whether there is one and the strongest key holds more
+    than 30 % (Gu et al., 2410.10781); in_masked, in_committed, in_prompt, in_sink: whether the
+    strongest key is there.
+
+    Args:
+        received_LHK: attention that each key receives, from whichever queries.
+        seen_K: whether any query sees the key.
+        place_K: number of its place in `PLACES`; read of keys that are seen.
+        rule: definition of a sink.
+    """
+    total_LH1 = np.nansum(received_LHK, axis=-1, keepdims=True)
+    share_LHK = np.nan_to_num(received_LHK) / np.maximum(total_LH1, 1e-12)
+    positions = np.count_nonzero(seen_K & (place_K != PLACES.index("sink")))
+    # as if every position were a query, and each saw the keys that any sees
+    one = scored(share_LHK, seen_K[None, None].astype(np.float32), np.full((1, 1), positions))
+    main_LH = main_sink(one.score)
+    best_LH, number_LH = at_key(share_LHK, main_LH), one.flags(rule).sum(-1)
+    found = {
+        "share": best_LH,
+        "sinks": number_LH,
+        "with_sink": number_LH > 0,
+        "gu_rate": (best_LH > Gu().weight) & (number_LH > 0),
+    }
+    found |= {f"in_{name}": place_K[main_LH] == place for place, name in enumerate(PLACES)}
+    return {name: value_LH.mean(-1, dtype=float) for name, value_LH in found.items()}

@@ -36,7 +36,7 @@ backbone batch cfg_scale control device_map estimator every
 full_forward gpus_per_worker gradient_checkpointing heldout_rows keep_arrays kv_heads
 likelihood_batch likelihood_cfg_scale log_every logit_shift lora_rank maps micro_batch min_lr
 mlp_size
-noise num_fewshot only pairs render revision row_start
+noise num_fewshot only pairs record_sinks render revision row_start
 save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids
 text_only time_sampler top_k top_p warmup weight_decay
 """

@@ -227,6 +227,28 @@ class Table1(Command):
             _show([write_table1(folders, self.out)])
 
 
+@commands.register("score")
+@dataclass(frozen=True)
+class Score(Command):
+    """Run the programs that a run of `sinklab eval` keeps.
+
+    Inside bubblewrap; the scores are written into the folder. No model is read.
+
+    Try
+        sinklab score runs/code
+    """
+
+    run_folder: MARK.Positional[Path] = REQUIRED
+    """Run folder whose programs were kept and not run."""
+    group = "evaluate"
+
+    def run(self) -> None:
+        from sinklab.lab.studies.benchmarks.run import score
+
+        for line in score(self.run_folder):
+            say(line)
+
+
 @commands.register("onetoken")
 @dataclass(frozen=True)
 class OneToken(Command):

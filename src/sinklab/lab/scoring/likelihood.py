@@ -57,6 +57,8 @@ def run(
     jobs: Iterable[Job],
     settings: LikelihoodSettings,
     edits: Sequence[Intervention] = (),
+    *,
+    measure: bool = True,
 ) -> Iterator[Job]:
     """Fill the sums of the jobs; rows of texts of one length that follow each other share forwards,
     of an autoregressive model without edits any rows: what stands behind a text is not seen.
@@ -81,7 +83,7 @@ def run(
         size = max(1, min(settings.batch // copies, most))
         rows = [(job, number) for job in some for number in range(len(job.sums_N))]
         for start in range(0, len(rows), size):
-            _fill(loaded, rows[start : start + size], forward, settings, edits)
+            _fill(loaded, rows[start : start + size], forward, settings, edits, measure)
         yield from some
 
 
@@ -99,6 +101,7 @@ def _fill(
     forward: Callable[..., Tensor],
     settings: LikelihoodSettings,
     edits: Sequence[Intervention],
+    measure: bool,
 ) -> None:
     """Sums of some rows, each a job and its number."""
     requests = [job.request for job, _ in batch]
@@ -123,7 +126,7 @@ def _fill(
         masked_BS, wanted_BS, places = masked_BS.repeat(2, 1), wanted_BS.repeat(2, 1), places * 2
     taken_BN2: Any = 0
     if edits:
-        with intervene(loaded.model, *placed(edits, places)) as log:
+        with intervene(loaded.model, *placed(edits, places), measure=measure) as log:
             if needs_clean_pass(edits):
                 with log.probing():
                     forward(ids_BS, masked_BS, wanted_BS)
@@ -200,7 +203,7 @@ def greedily_written(
             batch = some[start : start + size]
             asked_of = [WritingRequest(request.context) for request in batch]
             texts = Writing(loaded, asked_of, decoding, length, edits, ends=False)
-            with torch.inference_mode(), texts.begin() as writer:
+            with torch.inference_mode(), texts.begin(measure=False) as writer:
                 for _ in writer.steps():
                     writer.log.removals.clear()
             for row, request in enumerate(batch):
@@ -217,6 +220,7 @@ def score(
     groups: Sequence[int] | None = None,
     edits: Sequence[Intervention | str] = (),
     greedy: bool = False,
+    measure: bool = True,
     progress: Callable[[], object] | None = None,
 ) -> list[Scored]:
     """log p(continuation | context) of each request, in nats.
@@ -240,6 +244,8 @@ def score(
             question are compared under the same noise. Left out: requests of the same context do.
         edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
         greedy: also find out whether greedy decoding writes the continuation.
+        measure: also find out the share that the edits really remove (`Scored.dose`), for a pass
+            over queries and keys each.
         progress: called when a request is done.
 
     Raises:
@@ -273,7 +279,7 @@ def score(
 
     results = {}
     jobs = (Job(request, plan(request)) for request in todo)
-    for job in run(loaded, jobs, settings, made):
+    for job in run(loaded, jobs, settings, made, measure=measure):
         request = job.request
         logprob, stderr = job.plan.result(job.sums_N)
         is_written = greedy and job.is_likeliest
@@ -295,6 +301,7 @@ def rolling(
     settings: LikelihoodSettings | None = None,
     *,
     edits: Sequence[Intervention | str] = (),
+    measure: bool = True,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
 
@@ -316,7 +323,7 @@ def rolling(
         chunks.append((before, ids[start : start + limit]))
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
-    parts = score(loaded, chunks, settings, groups=groups, edits=edits)
+    parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure)
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
     dose = None
     if edits:

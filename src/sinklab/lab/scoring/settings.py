@@ -65,4 +65,6 @@ class Scored:
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
     dose: Dose | None = None
-    """Dose of the edits while it was scored; None without edits."""
+    """Dose of the edits while it was scored; None without edits. The share really removed is known
+    if it was measured.
+    """

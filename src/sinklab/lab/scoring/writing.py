@@ -246,10 +246,13 @@ class Writing:
     """Canvas that a diffusion model denoises in place of the prompts."""
 
     @contextmanager
-    def begin(self) -> Iterator[Writer]:
+    def begin(self, *, measure: bool = True) -> Iterator[Writer]:
         """A writer, and the interventions for the length of the block.
 
         A text may end before an edit gets to act: `log.idle` names such edits.
+
+        Args:
+            measure: keep the share that the edits really removed.
 
         Raises:
             ValueError: for settings that the decoder, the model or the interventions refuse.
@@ -264,7 +267,11 @@ class Writing:
             yield writer(self, InterventionLog())
             return
         with intervene(
-            self.loaded.model, *self.edits, forwards_per_step=forwards, allow_idle=True
+            self.loaded.model,
+            *self.edits,
+            forwards_per_step=forwards,
+            measure=measure,
+            allow_idle=True,
         ) as log:
             yield writer(self, log)
 
@@ -272,6 +279,8 @@ class Writing:
 class Writer:
     """Texts that are being written together; tokens of a row after its end count for nothing."""
 
+    statistic: str
+    """Statistic of the attention to each key that a trace reads."""
     ids_BS: Tensor
     """The texts as they are now."""
 
@@ -320,6 +329,8 @@ class Writer:
 
 class DenoisingWriter(Writer):
     """A canvas that is denoised."""
+
+    statistic = "received"
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
@@ -375,6 +386,8 @@ class DenoisingWriter(Writer):
 
 class ContinuingWriter(Writer):
     """Texts that are continued token after token, on top of the model's own cache."""
+
+    statistic = "last_row"
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         loaded = texts.loaded

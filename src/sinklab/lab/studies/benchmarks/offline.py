@@ -238,15 +238,15 @@ def tasks(
     return [packaged(SOURCES[name], data, **changes) for name in names]
 
 
-def sandbox_file() -> Path:
-    """Task file that runs programs in a sandbox. Raises ValueError if its extra is not there."""
+def sandbox() -> Any:
+    """Place to run programs that a model wrote. Raises ValueError if its extra is not there."""
     if "humaneval" not in sandboxes:
         raise ValueError(
             f"{' and '.join(RUNS_CODE)} run programs that a model wrote in the extra "
             "sinklab.extras.sandbox, which is not there; put its folder back, or leave these tasks "
             "out"
         )
-    return Path(sandboxes["humaneval"]())
+    return sandboxes["humaneval"]()
 
 
 def needs_lm_eval() -> None:
@@ -278,7 +278,7 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
     # functions of HumanEval's own file are never imported: it asks the network on import
     config = load_yaml(own, resolve_func=not source.runs_code)
     if source.runs_code:
-        config |= load_yaml(sandbox_file())
+        config |= load_yaml(sandbox().task_file())
     # lm-eval leaves a task's own 0 as it is, whatever is asked for
     if config.get("num_fewshot") == 0:
         changes.pop("num_fewshot", None)

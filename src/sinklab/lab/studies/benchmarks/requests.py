@@ -1,23 +1,29 @@
-"""Answers to requests of lm-eval by a `SinklabLM`, with the dose of its edits: how long texts are,
-which are written together, and which share noise.
+"""Answers to requests of lm-eval by a `SinklabLM`, with the dose of its edits and facts of its
+sinks: how long texts are, which are written together, share noise, and are watched.
 """
 
-# B batch rows, N numbers of a dose
+# B batch rows, L layers, H heads, K keys (added sinks first), N numbers of a dose, S positions
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.core.instrument import Recording, trace
+from sinklab.core.sinks import MASKED, PROMPT
 from sinklab.core.subject import DecodingSettings
+from sinklab.lab.analysis.facts import PLACES, sink_columns
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import (
     LikelihoodSettings,
+    Scored,
     Writing,
     WritingRequest,
     ended,
@@ -38,6 +44,8 @@ Part = dict[Place, Row]
 """Some answers."""
 PLACE = ("task", "doc_id", "request")
 """Columns that say which request an answer is to."""
+Columns = dict[str, np.ndarray]
+"""Facts of a step, each (L,); see `sink_columns`."""
 
 
 def place_of(request: Any) -> Place:
@@ -54,6 +62,38 @@ def request_number(seed: int, *parts: Any) -> int:
     return int(hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()[:15], 16)
 
 
+def columns_of(
+    recording: Recording, statistic: str, forward: int, row: int, state_S: Tensor, prefix: int
+) -> Columns:
+    """Facts of one row in one forward of a recording.
+
+    Args:
+        recording: of the forward.
+        statistic: "received" or "last_row".
+        forward: its number in the recording.
+        row: of the batch.
+        state_S: state of each position, a number in `PLACES`.
+        prefix: added sinks, in front of the keys.
+    """
+    received_LHK = recording.values(statistic)[forward][row].float().cpu().numpy()
+    seen_K = recording.visible[forward][row].cpu().numpy() > 0
+    added_N = np.full(prefix, PLACES.index("sink"))
+    return sink_columns(received_LHK, seen_K, np.concatenate([added_N, state_S.cpu().numpy()]))
+
+
+def sink_rows(steps: Sequence[Columns]) -> list[Row]:
+    """Means over the steps of an answer, a row a layer; none without steps."""
+    if not steps:
+        return []
+    means = {name: np.mean([step[name] for step in steps], axis=0) for name in steps[0]}
+    layers = range(len(means["share"]))
+    return [
+        {"layer": layer, "steps": len(steps)}
+        | {name: float(mean_L[layer]) for name, mean_L in means.items()}
+        for layer in layers
+    ]
+
+
 def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     """Whether an answer would depend on the other rows of its batch, so that it is written alone.
 
@@ -66,24 +106,37 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     return draws or (not schedule.fixed and (bool(edits) or chosen["cache"] is not None))
 
 
-def followed(writer: Writer, tick: Tick = nothing) -> list[Row]:
+def followed(writer: Writer, *, watch: bool = False, tick: Tick = nothing) -> list[Row]:
     """Write everything, and return what is known of each row: ``steps``, evaluations that it took
-    part in; ``dose``, the totals of a `Dose`.
+    part in; ``sinks``, rows of facts if they are watched; ``dose``, the totals of a `Dose`.
     """
-    steps_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
+    model: Any = writer.loaded.model
+    watched: list[list[Columns]] = [[] for _ in writer.over_B]
+    steps_B = torch.zeros(len(watched), dtype=torch.int64)
     taken_BN2: Any = 0
-    for step in writer.steps():
+    watching = None
+    if watch:
+        watching = partial(_traced, model, writer.statistic)
+    for step in writer.steps(watching):
         steps_B += step.active_B
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         # unread entries would fill the memory of a long run
         writer.log.removals.clear()
+        if watch:
+            for row in step.active_B.nonzero()[:, 0].tolist():
+                how = (row, step.state_BS[row], writer.loaded.added_sinks)
+                watched[row].append(columns_of(step.seen, writer.statistic, 0, *how))
         tick()
     if not isinstance(taken_BN2, Tensor):
-        taken_BN2 = [0] * len(steps_B)
+        taken_BN2 = [0] * len(watched)
     return [
-        {"steps": steps, "dose": totals(taken_N2)}
-        for steps, taken_N2 in zip(steps_B.tolist(), taken_BN2, strict=True)
+        {"steps": steps, "sinks": sink_rows(some), "dose": totals(taken_N2)}
+        for steps, some, taken_N2 in zip(steps_B.tolist(), watched, taken_BN2, strict=True)
     ]
+
+
+def _traced(model: Any, statistic: str, index: int) -> Any:
+    return trace(model, (statistic,), steps=(0,))
 
 
 def write_batch(
@@ -92,6 +145,8 @@ def write_batch(
     settings: DecodingSettings,
     new_tokens: int,
     edits: Sequence[Any] = (),
+    *,
+    watch: bool = False,
     tick: Tick = nothing,
 ) -> list[Row]:
     """Write the answers to several prompts of any lengths: ``text``, ``tokens`` up to the end of
@@ -107,6 +162,7 @@ def write_batch(
         settings: of decoding.
         new_tokens: to write, for each.
         edits: interventions they are written under.
+        watch: trace every step, and give facts about sinks.
         tick: called after every step.
 
     Raises:
@@ -115,8 +171,8 @@ def write_batch(
     """
     seed = requests[0].seed
     texts = Writing(loaded, requests, replace(settings, seed=seed), new_tokens, seeded(edits, seed))
-    with texts.begin() as writer:
-        rows = followed(writer, tick)
+    with texts.begin(measure=watch) as writer:
+        rows = followed(writer, watch=watch, tick=tick)
     answers = []
     for row, (request, found) in enumerate(zip(requests, rows, strict=True)):
         ids, text = ended(loaded, writer.row(row), request.until, request.ids[-1:])
@@ -164,12 +220,12 @@ def written(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part
     fitted = {place: writing_request(model, request) for place, request in asked.items()}
     groups = defaultdict(list)
     for place, (_, new_tokens, _) in fitted.items():
-        groups[new_tokens].append(place)
+        groups[settings.watches(place[1]), new_tokens].append(place)
     size = settings.batch
     if needs_own_batch(settings, model.edits):
         size = 1
     found = {}
-    for new_tokens, places in groups.items():
+    for (watch, new_tokens), places in groups.items():
         places.sort(key=lambda place: -len(fitted[place][0].ids))
         for start in range(0, len(places), size):
             some = places[start : start + size]
@@ -179,11 +235,18 @@ def written(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part
                 settings,
                 new_tokens,
                 model.edits,
-                partial(tick, len(some) / (settings.steps or new_tokens)),
+                watch=watch,
+                tick=partial(tick, len(some) / (settings.steps or new_tokens)),
             )
             for place, text in zip(some, texts, strict=True):
                 found[place] = text | {"cut": fitted[place][2], "new_tokens": new_tokens}
     return found
+
+
+FORWARDS = 4
+"""Number of forwards of a request that are watched; more noisy copies of the same text say little
+that is new.
+"""
 
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
@@ -217,24 +280,62 @@ def scored(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part:
     choices = Counter(place[:2] for place in asked)
     groups = defaultdict(list)
     for place in asked:
-        groups[choices[place[:2]] == 1].append(place)
+        own = place if model.settings.watches(place[1]) else None
+        groups[choices[place[:2]] == 1, own].append(place)
     found = {}
-    for greedy, places in groups.items():
-        results = score(
+    for (greedy, watched), places in groups.items():
+        run = partial(
+            score,
             model.loaded,
             [pairs[place] for place in places],
             likelihood_settings(model.settings),
             groups=[request_number(0, *place[:2]) for place in places],
             greedy=greedy,
             edits=model.scored_edits,
+            measure=watched is not None,
             progress=partial(tick, 1),
         )
+        sinks: list[Row] = []
+        if watched is None:
+            results = run()
+        else:
+            context = len(pairs[watched][0])
+            results, sinks = _watched(model, max(context, not model.is_diffusion), run)
         for place, result in zip(places, results, strict=True):
-            names = ("logprob", "stderr", "greedy", "tokens")
-            answer = {name: getattr(result, name) for name in names}
-            dose = result.dose.totals if result.dose else {}
-            found[place] = answer | {"cut": result.dropped, "dose": dose}
+            found[place] = _answer(result, sinks)
     return found
+
+
+def _answer(result: Scored, sinks: list[Row]) -> Row:
+    found = {name: getattr(result, name) for name in ("logprob", "stderr", "greedy", "tokens")}
+    found |= {"cut": result.dropped, "sinks": sinks, "dose": {}}
+    if result.dose:
+        found["dose"] = result.dose.totals
+    return found
+
+
+def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[Row]]:
+    """The result of `run`, and the facts of its first forwards: every noisy copy counts as a step.
+
+    Args:
+        model: that is run.
+        context: tokens of the context, of which scoring may drop some.
+        run: scores.
+    """
+    with trace(model.loaded.model, ("received",), steps=range(FORWARDS)) as recording:
+        found = run()
+    prefix = model.loaded.added_sinks
+    steps = []
+    for forward, received_BLHK in enumerate(recording.received):
+        state_S = torch.full((received_BLHK.shape[-1] - prefix,), MASKED)
+        state_S[: context - found[0].dropped] = PROMPT
+        steps += [
+            columns_of(recording, "received", forward, row, state_S, prefix)
+            for row in range(len(received_BLHK))
+        ]
+    # which tokens of the continuation are masked differs from copy to copy, and is not kept
+    unknown = {"in_masked": math.nan, "in_committed": math.nan}
+    return found, [row | unknown for row in sink_rows(steps)]
 
 
 ANSWERS = {"generate_until": written, "loglikelihood": scored}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.core.instrument import BlockKeys, Dose
 from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints import Loaded
-from sinklab.lab.records import Contents, open_run
+from sinklab.lab.records import Contents, RunWriter, open_run
 from sinklab.lab.studies import Audience, Progress, Row, Work, as_progress
 from sinklab.lab.studies.benchmarks import offline, tables, two_stage
 from sinklab.lab.studies.benchmarks.requests import PLACE, place_of
@@ -67,7 +68,9 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
 
 
 def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Contents:
-    """Answers to the requests of a part, a row of JSON each."""
+    """Answers to the requests of a part, a row of JSON each, and facts of the sinks of those that
+    are watched.
+    """
     progress.stage(requests[0].task_name)
     done = 0.0
 
@@ -76,10 +79,13 @@ def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Conte
         done = min(done + more, len(requests))
         progress.count(done, len(requests))
 
-    rows = [
-        dict(zip(PLACE, place_of(request), strict=True)) | {"answer": json.dumps(given)}
-        for request, given in zip(requests, model.answered(requests, tick), strict=True)
-    ]
+    rows, sinks = [], []
+    for request, given in zip(requests, model.answered(requests, tick), strict=True):
+        about = dict(zip(PLACE, place_of(request), strict=True))
+        sinks += [about | fact for fact in given["sinks"]]
+        rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
+    if sinks:
+        return Contents({"answers": rows, "sinks": sinks})
     return Contents({"answers": rows})
 
 
@@ -121,9 +127,39 @@ def conclude(work: Work) -> None:
             work.run.table(name, rows)
 
 
+def score(folder: str | Path) -> list[str]:
+    """Run the programs that a run folder keeps, and write their scores into it; they come back in
+    words. Raises ValueError where bubblewrap cannot be had.
+    """
+    run, box = open_run(folder), offline.sandbox()
+    if run.info.kind != Evaluation.kind:
+        raise ValueError(f"{run.path} is of kind {run.info.kind!r}; give a run of sinklab eval")
+    samples, scores = run.table("samples"), run.table("scores")
+    kept = samples["task"].isin(offline.RUNS_CODE) & samples["right"].isna()
+    if not kept.any():
+        raise ValueError(f"{run.path} keeps no programs: their scores are there")
+    why = box.why_not()
+    if why:
+        raise ValueError(f"the programs of {run.path} are not run here: {why}")
+    fates = box.run([json.loads(answer)[0] for answer in samples.loc[kept, "answer"]])
+    samples.loc[kept, "answer"] = [json.dumps([fate]) for fate in fates]
+    samples.loc[kept, "right"] = [float(fate == "passed") for fate in fates]
+    for task in samples.loc[kept, "task"].unique():
+        right = samples.loc[samples["task"] == task, "right"]
+        row = scores["task"] == task
+        scores.loc[row, ["value", "stderr", "kept"]] = right.mean(), right.sem(), 0
+    names = ("kind", "model", "settings", "seed", "samples", "part_size")
+    about = {name: getattr(run.info, name) for name in names}
+    with RunWriter(run.path, **about) as writer:
+        writer.table("samples", samples)
+        writer.table("scores", scores)
+    return tables.score_sentences(open_run(run.path))
+
+
 def dose_rows(model: SinklabLM) -> list[Row]:
     """A row per task with texts written or scored under blocked keys: the protocol, the edits as
-    carried out, the `Dose` over all answers, and the number of documents with a dose.
+    carried out, the `Dose` over all answers, the number of documents with a dose, and the number of
+    them with a known share removed.
     """
     settings = model.settings
     if not any(isinstance(edit, BlockKeys) and edit.keys.by_attention for edit in model.edits):
@@ -146,6 +182,7 @@ def dose_rows(model: SinklabLM) -> list[Row]:
             "edits": " ".join(map(interventions.as_text, edits)),
             **Dose.pooled(dose for _, dose in found).row(),
             "documents": len({document for document, _ in found}),
+            "measured": len({one for one, dose in found if not math.isnan(dose.removed)}),
         }
         rows.append(row)
     return rows

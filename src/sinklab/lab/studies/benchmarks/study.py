@@ -111,6 +111,8 @@ class EvalSettings(DecodingSettings):
     """Run the programs that the model writes (HumanEval), inside bubblewrap with limits; where that
     cannot be had they are kept.
     """
+    record_sinks: int | None = limited(16, at_least=0)
+    """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +152,12 @@ class EvalSettings(DecodingSettings):
 
             edits = by_last_query(edits)
         return edits
+
+    def watches(self, document: int) -> bool:
+        """Whether the attention of this document's runs is recorded: by its number, in whichever
+        process it is.
+        """
+        return self.record_sinks is None or document < self.record_sinks
 
 
 def with_matched(controls: Iterable[str]) -> tuple[str, ...]:
@@ -204,13 +212,15 @@ class Evaluation(Study):
     while the model writes (for likelihoods: that receive most in a clean pass over the same text),
     sinks or not; --protocol names other ways. Beside each masked score stands its dose: keys
     blocked, how many of them a rule calls sinks, the attention they held, and the share really
-    removed. The run folder holds the scores, and every prompt and answer. Answers are kept in parts
-    of 32 documents: the same command goes on after an interruption.
+    removed. The run folder holds the scores, every prompt and answer, and the facts of the sinks in
+    the very runs that were scored. Answers are kept in parts of 32 documents: the same
+    command goes on after an interruption.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. `python -m
     sinklab.lm_eval run --model sinklab …` is lm-eval's own command line, also for task files of
     your own (--include_path). HumanEval runs the model's programs, inside bubblewrap and only with
-    --run-code; where bubblewrap cannot be had they are kept in the run folder.
+    --run-code; where bubblewrap cannot be had they are kept in the run folder, and `sinklab
+    score RUN` runs them elsewhere.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64

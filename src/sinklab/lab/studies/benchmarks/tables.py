@@ -120,7 +120,7 @@ def score_sentences(run: Run) -> list[str]:
         if row.get("kept", 0) > 0:
             said.append(
                 f"{task}: {row['kept']:.0f} programs are kept and were not run, because bubblewrap "
-                "cannot be had; see docs/evaluation.md"
+                "cannot be had: where it can, sinklab score RUN"
             )
             continue
         parts = [f"{task}: {row['metric']}"]
@@ -141,7 +141,10 @@ def score_sentences(run: Run) -> list[str]:
         if row["protocol"]:
             how = f"protocol {row['protocol']} ({KEYS[Benchmark(run).control]})"
         line = f"{row['task']}: blocked by {how}: {from_row(row)}, on {row['documents']}"
-        said.append(f"{line} documents")
+        line += " documents"
+        if row["measured"] < row["documents"]:
+            line += f" (what was removed: on {row['measured']})"
+        said.append(line)
     for task, rows in run.table("samples").groupby("task", sort=False):
         first = rows[rows["filter"] == rows["filter"].iloc[0]]
         cut = (first["cut"] > 0).sum()
@@ -249,7 +252,7 @@ class Benchmark:
     @property
     def alike(self) -> str:
         """Weights and settings that runs which differ in masking alone have in common."""
-        free = (*MASKING, "tasks")
+        free = (*MASKING, "tasks", "record_sinks")
         settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
         return json.dumps(
             [self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True

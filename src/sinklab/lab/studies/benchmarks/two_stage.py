@@ -82,7 +82,7 @@ def two_stages(
         tick: called after every step.
 
     Returns:
-        text; steps, evaluations of both stages; dose, of both.
+        text; steps, evaluations of both stages; sinks, none; dose, of both.
 
     Raises:
         ValueError: for an autoregressive model, a length beyond the context, and anything that the
@@ -108,6 +108,7 @@ def two_stages(
         {
             "text": str(tokenizer.decode(row, skip_special_tokens=True)),
             "steps": one["steps"] + other["steps"],
+            "sinks": [],
             "dose": Dose.pooled(Dose(some["dose"]) for some in (one, other)).totals,
         }
         for row, one, other in zip(second, told, more, strict=True)
@@ -145,8 +146,8 @@ def _filled(
     seed = sample_seed(settings.seed or 0, stage)
     settings = replace(settings, seed=seed)
     texts = Writing(loaded, (), settings, 0, seeded(edits, seed), ends=False, canvas=canvas)
-    with torch.inference_mode(), texts.begin() as writer:
-        rows = followed(writer, tick)
+    with torch.inference_mode(), texts.begin(measure=False) as writer:
+        rows = followed(writer, tick=tick)
     # a step is of all rows
     return writer.ids_BS.tolist(), [row | {"steps": writer.evaluations} for row in rows]
 
