@@ -124,29 +124,18 @@ def test_a_name_stands_for_the_file_of_an_installed_package(tmp_path, monkeypatc
 MEASURED = """
 import resource, sys
 from pathlib import Path
-import torch, sinklab
-from transformers import AutoModelForCausalLM
+import sinklab
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-file = Path(sys.argv[1])
-before = peak()
-# the one that takes less comes first: a peak never falls
-for kind, size in (("bfloat16", 2), ("float32", 4)):
-    lm = None
-    lm = sinklab.load(file, dtype=kind)
-    most = 1.1 * (lm.model.num_parameters() * (4 + size) + file.stat().st_size)
-    assert 0.5 * most < peak() - before <= most, (peak() - before, most)
-    assert lm.tokenizer("The capital")["input_ids"] == [504, 3575]
-    assert (lm.special.bos, lm.special.eos) == (1, 2)
-ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
+file, before = Path(sys.argv[1]), peak()
+lm = sinklab.load(file)
+most = 1.1 * (lm.model.num_parameters() * (4 + 4) + file.stat().st_size)
+assert 0.5 * most < peak() - before <= most, (peak() - before, most)
+assert lm.tokenizer("The capital")["input_ids"] == [504, 3575]
+assert (lm.special.bos, lm.special.eos) == (1, 2)
 assert "Paris" in lm.generate("The capital of France is", 4)
-theirs = AutoModelForCausalLM.from_pretrained(
-    file.parent, gguf_file=file.name, dtype=torch.float32
-)
-with torch.no_grad():
-    assert torch.equal(lm.model(ids).logits, theirs(ids).logits)
 """
 
 
