@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from refusals import refused
-from sinklab.lab.data import StreamedRows, corpus_documents, fingerprint, pack, read_corpus
+from sinklab.lab.data import StreamedRows, corpus_documents, pack, read_corpus
 from tiny_diffusion import tiny_tokenizer
 
 TEXTS = ["one", "", "two", " \n", "three", "four"]
@@ -96,20 +96,6 @@ def test_datasets_that_cannot_be_used_are_refused_by_name(hub):
 def test_without_datasets_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(r"pip install 'sinklab\[train\]'", next, corpus_documents("hub:some/thing"))
-
-
-def test_a_fingerprint_is_that_of_the_files_and_not_of_their_place(tmp_path):
-    first = fingerprint(mixed(tmp_path / "a"))
-    assert fingerprint(str(mixed(tmp_path / "b"))) == first
-    assert len(first) == 64
-    (tmp_path / "b" / "c.txt").rename(tmp_path / "b" / "e.txt")
-    renamed = fingerprint(tmp_path / "b")
-    (tmp_path / "b" / "e.txt").write_text("more")
-    grown = fingerprint(tmp_path / "b")
-    # same size, another first document
-    (tmp_path / "a" / "a.jsonl").write_bytes(lines("eno", ""))
-    assert len({first, renamed, grown, fingerprint(tmp_path / "a")}) == 4
-    refused("nowhere does not exist", fingerprint, tmp_path / "nowhere")
 
 
 ORIGINS = ["code", "web", "code", "web", "books"]

@@ -94,21 +94,21 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path):
 
 
 def filled(tokenizer, style):
-    """Rows of `PAIRS` as tensors, each of 100 tokens, and what was counted."""
-    made, counts = pair_rows(PAIRS, tokenizer, 100, style=style)
-    return made.ids_RS, made.maskable_RS, made.attention_RS, counts
+    """Rows of `PAIRS` as tensors, each of 100 tokens, and how many are too long."""
+    made, dropped = pair_rows(PAIRS, tokenizer, 100, style=style)
+    return made.ids_RS, made.maskable_RS, made.attention_RS, dropped
 
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_published_rows_are_those_of_the_raw_lines(begins):
     tokenizer = beginning_tokenizer() if begins else tiny_tokenizer()
-    ids_RS, maskable_RS, attention_RS, counts = filled(tokenizer, "published")
+    ids_RS, maskable_RS, attention_RS, dropped = filled(tokenizer, "published")
     rows, prompts = published_rows(LINES, tokenizer, 100)
     assert ids_RS.dtype == torch.int32
     assert ids_RS.tolist() == rows
     assert attention_RS is None
     assert maskable_RS.tolist() == [[place >= prompt for place in range(100)] for prompt in prompts]
-    assert (counts.lines, counts.dropped) == (3, 0)
+    assert dropped == 0
     if begins:
         assert [row.count(tokenizer.bos_token_id) for row in rows] == [2, 3] * 3
 
@@ -142,13 +142,12 @@ def test_pairs_that_are_too_long_are_left_out_whole(style):
     lengths = [len(tokenizer("".join(pair.texts()))["input_ids"]) for pair in PAIRS]
     # all but the longest: its question with steps would fit
     length = max(lengths) + (style == "published")
-    whole, of_whole = pair_rows(PAIRS, tokenizer, 100, style=style)
-    rows, counts = pair_rows(PAIRS, tokenizer, length, style=style)
-    assert (counts.lines, counts.dropped, counts.longest) == (2, 1, length + 1)
-    assert of_whole.longest == length + 1
+    whole, _ = pair_rows(PAIRS, tokenizer, 100, style=style)
+    rows, dropped = pair_rows(PAIRS, tokenizer, length, style=style)
+    assert dropped == 1
     whole_RS = whole.ids_RS
     assert torch.equal(rows.ids_RS, torch.cat([whole_RS[:2], whole_RS[4:]])[:, :length])
-    assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
+    assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1] == 0
     for size, asked, message in (
         (20, style, f"the longest of 3 has {length + 1}"),
         (100, "correct", "'correct'; did you mean"),
@@ -165,6 +164,6 @@ def test_real_pairs_give_the_published_rows():
     with open(folder / "valid.txt", encoding="utf-8") as file:
         lines = tuple(file)
     # in characters rather than words a question is long
-    rows, counts = pair_rows(pairs, tokenizer, 1024)
-    assert counts.dropped == 0
+    rows, dropped = pair_rows(pairs, tokenizer, 1024)
+    assert dropped == 0
     assert rows.ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]

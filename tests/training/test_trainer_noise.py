@@ -67,7 +67,7 @@ def test_rows_of_causal_steps_get_no_noise():
 def trainer_of(model, causal_steps=0, together=2):
     arguments = TrainingArguments("out", use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
-    objective = Objective(causal_steps, model.config.mask_token_id, shifted, 8)
+    objective = Objective(causal_steps, model.config.mask_token_id, shifted)
     return DiffusionTrainer(
         model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together
     )

@@ -188,7 +188,7 @@ def test_a_stream_that_changed_is_refused(settings):
     interrupted(here, 5)
     changed = replace(here, heldout_rows=4, monitor_every=5)
     refused("heldout_rows: 8 → 4, monitor_every: 0", train, changed)
-    corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')
+    corpus.write_text('{"text": "one more"}\n' + corpus.read_text())
     refused("keeps its data, but the corpus", train, here)
 
 

@@ -247,20 +247,9 @@ def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
     """The special ids without those that the model has no row for: of a config they may be its
     class's defaults.
     """
-
-    def known(token_id: int | None) -> int | None:
-        if token_id is None or 0 <= token_id < rows:
-            return token_id
-        return None
-
-    return SpecialIds(
-        mask=known(special.mask),
-        eos=known(special.eos),
-        eot=known(special.eot),
-        pad=known(special.pad),
-        bos=known(special.bos),
-        stop=tuple(one for one in special.stop if 0 <= one < rows),
-    )
+    ids = vars(special).items()
+    known = {name: one for name, one in ids if isinstance(one, int) and 0 <= one < rows}
+    return SpecialIds(**known, stop=tuple(one for one in special.stop if 0 <= one < rows))
 
 
 def _around(

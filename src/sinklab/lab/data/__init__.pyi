@@ -1,8 +1,6 @@
 from .corpora import corpus_documents as corpus_documents
-from .corpora import fingerprint as fingerprint
 from .corpora import read_corpus as read_corpus
 from .pairs import Pair as Pair
-from .pairs import PairCounts as PairCounts
 from .pairs import Pairs as Pairs
 from .pairs import pair_rows as pair_rows
 from .pairs import read_pairs as read_pairs

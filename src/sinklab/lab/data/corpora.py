@@ -2,8 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -67,27 +65,6 @@ def corpus_documents(
         return
     for read in islice(_from_files(Path(source), only), start, None):
         yield read()
-
-
-def fingerprint(source: str | Path) -> str:
-    """SHA-256 of a quick view of a corpus: names and sizes of its files, and its first document.
-
-    It costs no pass over the corpus; it cannot see a change inside later files that keeps their
-    sizes.
-
-    Raises:
-        ValueError: as :func:`corpus_documents`.
-    """
-    facts: list[Any] = [FIELD, next(corpus_documents(source), None)]
-    if str(source).startswith(HUB):
-        facts.append(str(source))
-    else:
-        # names below the source: a copy elsewhere is the same corpus
-        facts += [
-            (path.relative_to(source).as_posix(), path.stat().st_size)
-            for path in _files(Path(source))
-        ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _files(source: Path) -> list[Path]:

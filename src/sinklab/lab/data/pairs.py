@@ -101,18 +101,6 @@ class Pairs:
         return iter(self.pairs)
 
 
-@dataclass(frozen=True)
-class PairCounts:
-    """Counts of pairs on their way into rows."""
-
-    lines: int
-    """Pairs that were kept; each has two rows, or one as a completion."""
-    dropped: int
-    """Pairs that were left out because they are too long."""
-    longest: int
-    """Tokens of the longest pair, kept or not."""
-
-
 def read_pairs(source: str | Path) -> Pairs:
     """Read questions with steps and answers.
 
@@ -168,7 +156,7 @@ def pair_rows(
     length: int,
     *,
     style: str = "published",
-) -> tuple[Rows, PairCounts]:
+) -> tuple[Rows, int]:
     """Two rows of each pair in turn: question → steps, question with steps → answer; or one of
     both, as a completion.
 
@@ -186,8 +174,11 @@ def pair_rows(
         tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the
             ``eos_token``.
         length: tokens a row, S. A pair with a longer row that does not fit is left out with both
-            rows, and counted.
+            rows.
         style: ``published``, ``corrected`` or ``completion``.
+
+    Returns:
+        the rows, and how many pairs were left out.
 
     Raises:
         ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
@@ -231,10 +222,9 @@ def pair_rows(
         ids_RS[row, : len(ids)] = torch.tensor(ids)
         attention_RS[row, : len(ids)] = True
     maskable_RS = torch.arange(length) >= torch.tensor(prompts)[:, None]
-    counts = PairCounts(len(given) - dropped, dropped, longest)
     if not padded:
-        return Rows(ids_RS, maskable_RS=maskable_RS), counts
-    return Rows(ids_RS, maskable_RS=maskable_RS & attention_RS, attention_RS=attention_RS), counts
+        return Rows(ids_RS, maskable_RS=maskable_RS), dropped
+    return Rows(ids_RS, maskable_RS=maskable_RS & attention_RS, attention_RS=attention_RS), dropped
 
 
 def _examples(

@@ -33,12 +33,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def named_checkpoint(root: Path | str) -> str:
-    """The newest whole checkpoint, for a message."""
-    found = whole_checkpoints(Path(root))
-    if not found:
-        return "none (no checkpoint is whole yet)"
-    return str(found[-1])
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint of a run; None if there is none."""
+    return next(reversed(whole_checkpoints(folder / "checkpoints")), None)
 
 
 def with_precision(settings: TrainSettings) -> TrainSettings:

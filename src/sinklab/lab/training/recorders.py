@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import distributed as dist
 from transformers import TrainerCallback
 
 from sinklab.lab.files import Terminated
-from sinklab.lab.training.checkpoints import named_checkpoint
+from sinklab.lab.training.checkpoints import newest
 from sinklab.lab.training.monitor import MEASURES, measured
 
 HISTORY = {
@@ -139,7 +140,7 @@ class Recorder(TrainerCallback):
                 raise ValueError(
                     f"the loss must stay finite, but {name} is {row[name]} at step "
                     f"{state.global_step}; lower lr ({args.learning_rate}) in another folder, "
-                    f"or go on from {named_checkpoint(args.output_dir)}"
+                    f"or go on from {newest(Path(args.output_dir).parent)}"
                 )
         row["tokens"] = state.global_step * self.tokens
         row["seconds"] = round(time.perf_counter() - self._started, 1)

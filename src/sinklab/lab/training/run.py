@@ -30,9 +30,6 @@ from sinklab.lab.training.trainer import (
     Objective,
 )
 
-HELDOUT_ROWS = {"loss": "losses", "tokens": "tokens"}
-"""Columns of the table of held-out rows -> their names in `DiffusionTrainer.heldout_losses`."""
-
 
 def train(
     settings: TrainSettings,
@@ -77,7 +74,9 @@ def train(
         return folder / "model"
     checkpoint: Path | None = None
     if earlier is not None:
-        checkpoint = _newest_checkpoint(folder, say)
+        checkpoint = checkpoints.newest(folder)
+        if checkpoint is None:
+            say(f"{folder} has no checkpoint yet: the run starts from the beginning")
     # faults of the input show here, before a folder is taken
     model, text, facts = _model_and_text(settings, say)
     if earlier is not None:
@@ -136,15 +135,6 @@ def _model_and_text(
     return model, text, facts
 
 
-def _newest_checkpoint(folder: Path, say: Callable[[str], object]) -> Path | None:
-    """The last whole checkpoint of a run; None, which is reported, if there is none."""
-    found = checkpoints.whole_checkpoints(folder / "checkpoints")
-    if found:
-        return found[-1]
-    say(f"{folder} has no checkpoint yet: the run starts from the beginning")
-    return None
-
-
 def _choose_parameters(
     model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]
 ) -> None:
@@ -179,8 +169,9 @@ def _finish(
             adapters.write(written, settings, trainer.state.global_step)
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
-        rows = {name: heldout[column].tolist() for name, column in HELDOUT_ROWS.items()}
-        record.table("heldout_rows", {"row": list(range(len(rows["loss"]))), **rows})
+        losses, tokens = (heldout[name].tolist() for name in ("losses", "tokens"))
+        rows = {"row": list(range(len(losses))), "loss": losses, "tokens": tokens}
+        record.table("heldout_rows", rows)
         models.save(written, text.tokenizer, folder, settings)
         kept = [*(folder / "model").iterdir(), *folder.glob("sink.*"), *folder.glob(adapters.FILE)]
         record.keep(path for path in kept if path.is_file())
@@ -207,7 +198,6 @@ def _trainer(
         causal_steps=causal,
         mask_id=config.mask_token_id,
         shifted=config.logit_shift,
-        batch=settings.batch,
         in_blocks=config.block_length is not None,
     )
     together = min(args.per_device_train_batch_size, MEASURED_TOKENS // settings.length)
@@ -248,9 +238,9 @@ def _leaving_together(args: Any, folder: Path, say: Callable[[str], object]) -> 
         yield
     except (KeyboardInterrupt, Terminated):
         args.distributed_state.wait_for_everyone()
-        found = checkpoints.whole_checkpoints(folder / "checkpoints")
-        if found:
-            say(f"saved: {found[-1]}; the same command goes on from there")
+        saved = checkpoints.newest(folder)
+        if saved is not None:
+            say(f"saved: {saved}; the same command goes on from there")
         else:
             say(f"{folder} has no checkpoint yet: the same command begins anew")
         raise

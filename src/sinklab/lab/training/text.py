@@ -17,7 +17,6 @@ from sinklab.lab.data import (
     Rows,
     StreamedRows,
     begin_rows,
-    fingerprint,
     pack,
     pair_rows,
     read_corpus,
@@ -140,10 +139,10 @@ def _rows(
             maskable_S = torch.arange(settings.length) >= start
             columns["maskable_RS"] = maskable_S.expand(ids_RS.shape)
         return Rows(ids_RS, **columns)
-    rows, counts = pair_rows(documents, tokenizer, settings.length, style=settings.pairs)
-    kept = f"{counts.lines} questions in rows"
-    if counts.dropped:
-        kept += f", {counts.dropped} too long for {settings.length} tokens and left out"
+    rows, dropped = pair_rows(documents, tokenizer, settings.length, style=settings.pairs)
+    kept = f"{len(documents) - dropped} questions in rows"
+    if dropped:
+        kept += f", {dropped} too long for {settings.length} tokens and left out"
     if documents.skipped:
         kept += f", {documents.skipped} lines of another form skipped"
     say(kept)
@@ -176,9 +175,7 @@ def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Te
         heldout = _heldout(settings, tokenizer)
     else:
         heldout = stream.hold_out(settings.heldout_rows)
-    glance = fingerprint(settings.corpus)
-    sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
-    return Text(tokenizer, stream, heldout, sha256)
+    return Text(tokenizer, stream, heldout, data_hash(tokenizer, heldout))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -194,7 +191,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Rows) -> str:
-    """SHA-256 of the vocabulary and the packed rows: it identifies the data of a run."""
+    """SHA-256 of the vocabulary and the packed rows, of a stream those held out: it identifies the
+    data of a run.
+    """
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
     for part in rows:
         digest.update(json.dumps(list(part.ids_RS.shape)).encode())

@@ -118,8 +118,6 @@ class Objective:
     mask_id: int
     shifted: bool
     """The model moves its outputs by one itself (``logit_shift``)."""
-    batch: int
-    """Rows of an optimizer step, over all processes."""
     in_blocks: bool = False
     """Attention is in blocks: each is denoised behind the clean ones before it."""
 
