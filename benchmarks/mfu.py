@@ -18,9 +18,8 @@ its sink in every row, the head at all positions) earns nothing: all forms of on
 by the same useful work.
 
 A step is forward, backward and fused AdamW on float32 weights under bfloat16 autocast, as the
-trainer does it. Forms: plain; sink_prefix (sink run alone, as at inference); sink_sequence (sink
-run with the text: the default of training on CUDA); gate; masked_twin (sink under an (L + 1)² mask,
-logits of all positions).
+trainer does it. Forms: plain; sink; gate; masked_twin (sink under an (L + 1)² mask, logits of all
+positions).
 """
 
 from __future__ import annotations
@@ -44,14 +43,8 @@ from sinklab.core.subject import DiffusionLM
 
 PAPER = Shape(layers=18, width=1280, heads=10, mlp=5120, vocab=32000, batch=8, length=2048)
 QUICK = Shape(layers=2, width=64, heads=2, mlp=96, vocab=128, batch=2, length=32)
-FORMS: dict[str, tuple[str, str]] = {
-    "plain": ("plain", "auto"),
-    "sink_prefix": ("sink", "prefix"),
-    "sink_sequence": ("sink", "sequence"),
-    "gate": ("gate", "auto"),
-    "masked_twin": ("sink", "prefix"),
-}
-"""Name: variant of the model, and how its sink is trained."""
+FORMS = {"plain": "plain", "sink": "sink", "gate": "gate", "masked_twin": "sink"}
+"""Name: variant of the model."""
 
 
 def model_flops(shape: Shape, masked: int, gate: bool = False) -> int:
@@ -106,8 +99,8 @@ def measure_form(
     form: str, shape: Shape, batch: Batch, *, device: str, backend: str | None, repeats: int
 ) -> dict[str, Any]:
     """Step time, tokens and FLOPs a second, and memory of one form."""
-    variant, sink_form = FORMS[form]
-    model = build(shape, variant, device, sink_form)
+    variant = FORMS[form]
+    model = build(shape, variant, device)
     if backend:
         model.model.compile(dynamic=False, backend=backend)
     of = straightforward if form == "masked_twin" else ours
@@ -176,7 +169,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"{taken['mfu']:.1%}, peak {taken['peak_mb']} MB",
             flush=True,
         )
-        # five models of 8 GB with their optimizers need not be there at once
+        # models of 8 GB with their optimizers need not be there at once
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()

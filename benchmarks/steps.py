@@ -64,7 +64,7 @@ class Batch:
     masked_share: float
 
 
-def build(shape: Shape, variant: str, device: str, form: str = "auto") -> DiffusionLM:
+def build(shape: Shape, variant: str, device: str) -> DiffusionLM:
     """A fresh model of this variant in training mode, float32; the same seed for all of them."""
     backbone = LlamaConfig(
         vocab_size=shape.vocab,
@@ -82,7 +82,6 @@ def build(shape: Shape, variant: str, device: str, form: str = "auto") -> Diffus
             DiffusionLMConfig(backbone, mask_token_id=shape.vocab - 1, **VARIANTS[variant])
         )
     assert model.model.config._attn_implementation == "sdpa"
-    model.sink_form = form
     return model.to(device).train()
 
 

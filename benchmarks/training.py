@@ -4,7 +4,7 @@
         [--compile] [--quick]
 
 variants: every variant of the model against the plain one, and what it keeps for the backward pass.
-forms: a sink as a key/value prefix, in the sequence, and in the masked (L + 1)² form of Eq. 6 (the
+forms: a sink as a key/value prefix, and in the masked (L + 1)² form of Eq. 6 (the
 tests' slow twin), against no sink. loop: tokens per second of our step over a straightforward loop,
 which is the masked form with the logits of all positions, in the same precision. head: the loss in
 chunks, with the logits of all masks at once, and with those of all positions. Memory is only
@@ -86,10 +86,10 @@ def variant_costs(shape: Shape, device: str, repeats: int) -> dict[str, dict]:
 
 
 def form_costs(shape: Shape, device: str, repeats: int) -> dict[str, dict]:
-    """No sink and one sink in three forms; the head is at masks alone in all of them."""
+    """No sink and one sink in two forms; the head is at masks alone in all of them."""
     batch = noisy_batch(shape, device)
     models = {"no_sink": build(shape, "plain", device)}
-    models |= {form: build(shape, "sink", device, form) for form in ("prefix", "sequence")}
+    models["prefix"] = build(shape, "sink", device)
     masked = models["prefix"]
     losses: dict[str, Callable[[], Tensor]] = {
         name: lambda model=model: ours(model, batch) for name, model in models.items()

@@ -19,7 +19,6 @@ from sinklab.core.registry import (
     fast_losses,
     fast_passes,
     fast_path,
-    fast_sinks,
 )
 from sinklab.extras.fast.decoder import FastDenoiser
 
@@ -90,13 +89,11 @@ def test_every_purpose_has_its_fast_path():
         fast_decoders,
         fast_losses,
         fast_passes,
-        fast_sinks,
     )
     assert [list(paths) for paths in purposes] == [
         ["layers"],
         ["one_pass"],
         ["triton"],
-        ["in_sequence"],
     ]
     assert fast_path(Registry("fast nothing", "absent.folder"), "anything") is None
 

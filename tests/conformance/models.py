@@ -89,7 +89,7 @@ def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
     sink = model.config.sink
     forms: dict[str, Form] = {}
     if sink.positions:
-        forms = {"slow twin": masked_form, "form within the sequence": _within_sequence}
+        forms = {"slow twin": masked_form}
     elif bool(real_BL.all()):
         forms = {"slow twin": _filled_cache}
     expected = _outcome(model, _with_prefix, real_BL)
@@ -142,14 +142,6 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
             hooks.callback(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True).remove)
         out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
     return model.lm_head(out.last_hidden_state)
-
-
-def _within_sequence(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
-    model.train().sink_form = "sequence"
-    try:
-        return model(ids_BL, real_BL).logits
-    finally:
-        model.eval().sink_form = "auto"
 
 
 def _check_saved(model: Any) -> None:

@@ -17,7 +17,6 @@ from sinklab.core.attention import is_watched
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.subject import Canvas, denoise
 from sinklab.extras.fast import decoder
-from sinklab.extras.fast.in_sequence import InSequence
 from sinklab.lab.caching import DualCache
 from sinklab.lab.measures import MaskSinks
 from tiny_diffusion import tiny_model
@@ -92,10 +91,8 @@ def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run):
 
 def test_another_models_training_is_the_same_bit_for_bit(other_thread):
     model, other = tiny_model(2).train(), tiny_model(1, seed=1)
-    model.sink_form = "sequence"
 
     def loss_and_gradients():
-        assert InSequence.serving(model)
         model.zero_grad()
         loss = model(IDS, labels=IDS).loss
         loss.backward()
@@ -104,9 +101,6 @@ def test_another_models_training_is_the_same_bit_for_bit(other_thread):
     alone = loss_and_gradients()
     beside = traced(lambda: other_thread(loss_and_gradients), other)
     assert all(map(torch.equal, alone, beside))
-    with trace(model):
-        assert not InSequence.serving(model)
-        model(IDS)
 
 
 def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):

@@ -358,8 +358,6 @@ fast_losses = Registry("fast loss", "fast_losses")
 """Faster losses."""
 fast_passes = Registry("fast pass over scores", "fast_passes")
 """Faster passes over attention scores."""
-fast_sinks = Registry("fast sink form", "fast_sinks")
-"""Faster forms of an added sink."""
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:

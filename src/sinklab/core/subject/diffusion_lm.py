@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.core.compat import stated
 from sinklab.core.errors import check_tensor
-from sinklab.core.registry import denoisers, fast_decoders, fast_path, fast_sinks
+from sinklab.core.registry import denoisers, fast_decoders, fast_path
 from sinklab.core.subject import masks
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.core.subject.denoising import ModelDenoiser
@@ -89,10 +89,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     _supports_flash_attn = True
-    sink_form = "auto"
-    """How sink tokens are trained, with equal results: ``prefix`` (run alone), ``sequence`` (with
-    the text), or ``auto``: the second on CUDA.
-    """
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
@@ -110,9 +106,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             layer.self_attn.register_forward_pre_hook(take_prefix, with_kwargs=True)
         sink = config.sink
         if sink is not None:
-            if sink.positions:
-                for form in fast_sinks.values():
-                    form.attach(self.model)
             sink.attach(self.model)
             for name in sink.tensors:
                 self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
@@ -210,10 +203,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         real_BS = masks.real_positions(input_ids, attention_mask)
         if clean is not None:
             self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
-        if clean is None and sink_prefix is None:
-            form = fast_path(fast_sinks, self)
-            if form is not None:
-                return form.states(self, input_ids, real_BS, causal, visible)
         read = input_ids
         if clean is not None:
             read = torch.cat([input_ids, clean], dim=1)

@@ -4,5 +4,4 @@ PROVIDES = {
     "fast_decoders": "decoder",
     "fast_losses": "loss",
     "fast_passes": "score_pass",
-    "fast_sinks": "in_sequence",
 }
