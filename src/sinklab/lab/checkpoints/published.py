@@ -4,7 +4,6 @@ The weights' own config always has the last word; known facts fill in its gaps, 
 sizes of the vocabulary agree.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,33 +47,20 @@ def row_of(
     """Known facts of a checkpoint, and notes on how it was found.
 
     Args:
-        name: the name it was loaded by. A folder (or a file in it) that is called like a checkpoint
-            (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``)
+        name: the name it was loaded by. A folder whose name is a checkpoint's (LLaDA-8B-Instruct)
             is taken for it if family and vocabulary are its too, and a note says so.
         said: the ``_name_or_path`` of its config.
         plan: of the checkpoint.
     """
-    vocabulary = plan.backbone.vocab_size
-    rows = known()
-    row = next((rows[one] for one in (name, str(said)) if one in rows), None)
-    if row is not None and row.vocabulary in (None, vocabulary):
-        return row, ()
-    folder = Path(name)
-    if folder.is_file():
-        folder = folder.parent
-    if not folder.is_dir():
-        return None, ()
-    # not resolved: the name that a link has is the one that was chosen
-    path = Path(os.path.abspath(folder)).as_posix()
-    meant = path.rpartition("/")[2]
-    cached = re.search(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+$", path)
-    if cached:
-        meant = "/".join(cached.groups())
-    rows = {one: row for one, row in rows.items() if meant in (one, one.partition("/")[2])}
-    if [(row.family, row.vocabulary) for row in rows.values()] != [(plan.family.name, vocabulary)]:
-        return None, ()
-    ((meant, row),) = rows.items()
-    return row, (f"taken for {meant}: matched by folder name, family and vocabulary",)
+    vocabulary, folder = plan.backbone.vocab_size, Path(name)
+    for known_name, row in known().items():
+        if known_name in (name, said) and row.vocabulary in (None, vocabulary):
+            return row, ()
+        is_called_so = folder.is_dir() and folder.name == known_name.rpartition("/")[2]
+        if is_called_so and (row.family, row.vocabulary) == (plan.family.name, vocabulary):
+            note = f"taken for {known_name}: matched by folder name, family and vocabulary"
+            return row, (note,)
+    return None, ()
 
 
 def facts_of(
