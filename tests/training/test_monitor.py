@@ -112,19 +112,17 @@ def test_an_even_share_is_that_of_attention_without_preference(causal):
 
 
 class State:
-    def __init__(self, step, first=True):
+    def __init__(self, step, first):
         self.global_step, self.is_world_process_zero, self.log_history = step, first, []
 
 
-def test_a_step_is_looked_at_once_by_one_process_unless_the_weights_are_spread():
+def test_a_step_is_looked_at_once_by_one_process():
     recorder, model = Recorder(8, print, Monitor(IDS, every=1)), tiny_model(1)
-    state = State(3, first=False)
-    recorder.look(model, state)
-    assert state.log_history == []
-    recorder.is_spread = True
-    recorder.look(model, state)
-    recorder.look(model, state)
-    assert [look["step"] for look in state.log_history] == [3]
+    for first, expected in ((False, []), (True, [3])):
+        state = State(3, first)
+        for _ in range(2):
+            recorder.look(model, state)
+        assert [look["step"] for look in state.log_history] == expected
 
 
 def test_a_causal_start_is_looked_at_as_causal_and_no_numbers_as_none():

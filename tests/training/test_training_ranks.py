@@ -30,15 +30,17 @@ def settings(corpus):
 
 @pytest.mark.slow
 def test_two_processes_have_the_noise_losses_and_weights_of_one(settings, python):
+    sums = (f"{n} and {n}?||{'<<1+1=2>> ' * (n % 4)} #### {2 * n}" for n in range(24))
+    Path("pairs.txt").write_text("\n".join(sums))
     runs = {
         "stream": replace(settings, streaming=True),
         # rows with unequal numbers of tokens in the loss: the mean is over the step, not over a
         # rank
         "pairs": replace(
             settings,
-            corpus="arithmetic",
+            corpus="pairs.txt",
             pairs="corrected",
-            length=160,
+            length=64,
             causal_start=0.5,
             monitor_every=0,
         ),

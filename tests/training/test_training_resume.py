@@ -83,7 +83,7 @@ print(json.dumps(codes))
 """
 
 
-KILLS = ("before_a_rename('run.json')", "with_killer(1)", "in_a_checkpoint(2)")
+KILLS = ("before_a_rename('run.json')", "in_a_checkpoint(2)")
 """How a run is killed before its first checkpoint."""
 
 
@@ -131,7 +131,7 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(k
 @pytest.mark.slow
 def test_runs_killed_before_their_first_checkpoint_begin_anew(killed):
     runs = [killed[kill] for kill in KILLS]
-    train(replace(killed["with_killer(1)"], out="whole"))
+    train(replace(killed["in_a_checkpoint(2)"], out="whole"))
     for one in runs:
         folder = Path(one.out)
         assert whole_checkpoints(folder / "checkpoints") == []

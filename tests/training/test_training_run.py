@@ -92,19 +92,11 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings, capsys):
     assert loaded.tokenizer.mask_token_id not in written
 
 
-def test_what_would_not_be_the_same_run_is_refused(settings):
-    interrupted(settings, 5)
-    changed = replace(settings, batch=8, lr=0.1, log_every=3)
-    refused(r"batch: 4 → 8, lr: 0.01 → 0.1", train, changed)
-    Path("run/run.json").write_text("{")
-    refused(r"run.json is damaged", train, settings)
-
-
 def files_of(folder):
     return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
+def test_a_complete_run_and_one_of_other_settings_or_text_are_left_alone(settings):
     corpus = Path("corpus")
     corpus.mkdir()
     (corpus / "text.txt").write_text(TEXT * 60)
@@ -113,6 +105,8 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
     (corpus / "text.txt").write_text(TEXT.upper() * 60)
     kept = files_of("run")
     refused("keeps its data, but the corpus", train, here)
+    changed = replace(here, batch=8, lr=0.1, log_every=3)
+    refused(r"batch: 4 → 8, lr: 0.01 → 0.1", train, changed)
     assert files_of("run") == kept
 
     (corpus / "text.txt").write_text(TEXT * 60)
@@ -124,6 +118,8 @@ def test_resuming_a_complete_run_or_with_other_text_touches_nothing(settings):
     assert train(here, progress=said.append) == Path("run/model")
     assert said == ["the run in run is complete; nothing is left to do"]
     assert files_of("run") == kept
+    Path("run/run.json").write_text("{")
+    refused(r"run.json is damaged", train, here)
 
 
 @pytest.mark.parametrize(
