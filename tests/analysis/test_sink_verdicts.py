@@ -1,11 +1,10 @@
 import math
 
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused
-from sinklab.lab.analysis import Verdict, holm, masking_cost, mean_over, start_only
+from sinklab.lab.analysis import Verdict, holm, mean_over, start_only
 
 
 def events(*at_start, length=100):
@@ -48,29 +47,6 @@ def test_the_start_of_a_short_sequence_says_nothing():
     assert none.holds is None and none.estimate.samples == 0
     assert start_only(np.zeros((0, 0))).holds is None
     refused("at least 0", start_only, [[1, -1]])
-
-
-def test_a_rising_loss_is_a_cost():
-    plain = np.array([3.8, 4.1, 4.0, 4.2, 3.9, 4.0, 3.9, 4.1])
-    wobble = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01, 0.01, -0.01])
-    found = masking_cost(plain, 1.1 * plain + wobble)
-    assert_allclose(found.estimate.value, 0.1)
-    assert found.holds is True and found.p < 1e-3
-    assert masking_cost(plain, 0.975 * plain + wobble).holds is False
-    assert masking_cost(plain, plain + 0.2 + 20 * wobble).holds is None
-    few = masking_cost(plain[:3], 1.1 * plain[:3])
-    assert few.holds is None and math.isnan(few.p)
-    missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
-    assert missing.holds is None and missing.estimate.samples == 0
-    refused("plain loss above 0: got 0", masking_cost, [0.0] * 6, [0.0] * 6)
-    refused(r"shapes \(8,\) and \(5,\)", masking_cost, plain, plain[:5])
-
-
-def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
-    # rows of very different length, each 10 % worse: the ratio is exact, the differences are not
-    plain = np.array([1.0, 2.0, 4.0, 8.0, 1.0, 3.0, 2.0, 5.0])
-    found = masking_cost(plain, 1.1 * plain)
-    assert found.estimate.interval == pytest.approx((0.1, 0.1)) and found.holds is True
 
 
 def judged(holds, p):

@@ -89,7 +89,7 @@ def test_the_page_has_its_parts_and_the_facts_of_the_runs(drawn_report):
         "In numbers",
     ):
         assert heading in content
-    assert "blocking is costly (above 5 %)" in content and "excess, sum, 3" in content
+    assert "96 % filtered (above 96 %)" in content and "excess, sum, 3" in content
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
 
 

@@ -3,7 +3,6 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
 
-from curves import costed
 from refusals import refused
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
@@ -21,7 +20,7 @@ STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
 
 
 def test_tables_hold_the_numbers_of_the_study(make_study):
-    study = as_studies(costed(make_study(recorded_layers=[2, 5])))[0]
+    study = as_studies(make_study(recorded_layers=[2, 5]))[0]
     tokens = table(study, "sink_tokens")
     assert tokens.iloc[0].to_dict() == {
         "label": "[MASK]",
@@ -53,8 +52,7 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
     # two samples are too few
     assert measured.loc["96 % filtered (above 96 %), %", "verdict"] == "inconclusive"
     assert measured.loc["samples", "value"] == 2
-    # over its 8 rows of text
-    assert [*measured["low"].dropna().index] == ["blocking is costly (above 5 %), %"]
+    assert measured["low"].isna().all()
 
 
 @pytest.mark.slow
@@ -97,12 +95,8 @@ def test_unknown_tables_are_refused(make_study):
 
 
 def test_compare_sets_two_runs_side_by_side(make_study):
-    plain, sink = as_studies(
-        [
-            *costed(make_study("plain"), 0.5),
-            *costed(make_study("sink", added=1, share=0.4, text_share=0.2), 0.3),
-        ]
-    )
+    sinks = {"added": 1, "share": 0.4, "text_share": 0.2}
+    plain, sink = as_studies([make_study("plain"), make_study("sink", **sinks)])
     frame = compare(plain, sink)
     assert frame.columns.tolist() == ["measure", "plain", "sink", "difference", "low", "high"]
     # two prompts are too few for an interval
@@ -120,7 +114,6 @@ def test_compare_sets_two_runs_side_by_side(make_study):
         row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9
     )
     assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
-    assert_allclose(row("change of held-out loss, 5 greatest sinks blocked"), [0.5, 0.3, -0.2])
     assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
     assert not rows.isna().all(axis=1).any()
 

@@ -49,14 +49,6 @@ def tokens(
     return received_NTS, np.broadcast_to(classes_NS[:, None], received_NTS.shape)
 
 
-def row_losses(rng, samples, cost, spread=0.1):
-    """Losses of rows (N,) without and with sinks blocked: easy and hard rows, ``cost`` of the mean
-    loss on average.
-    """
-    plain_N = 2 + rng.gamma(4, 0.5, samples)
-    return plain_N, plain_N * (1 + cost) + spread * rng.standard_normal(samples)
-
-
 def start_shares(rng, samples, share, spread):
     """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to
     1 all or none.

@@ -67,7 +67,6 @@ def test_with_fewer_than_six_samples_nothing_is_said():
     for samples in (1, 3, 5):
         assert trials.starts(20, samples, 0.97, 0.02).told == 0
         assert trials.filters(20, samples, 0.975, 0.0015).told == 0
-        assert trials.costs(20, samples, 0.1).told == 0
         summary = trials.MotionSummary.pooled(
             trials.motion(planted.paths(rng, "moving")).overall for _ in range(samples)
         )

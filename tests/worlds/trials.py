@@ -21,7 +21,6 @@ from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion, of_wind
 from sinklab.lab.analysis.verdicts import (
     Verdict,
     holm,
-    masking_cost,
     ninety_six,
     start_only,
 )
@@ -110,16 +109,6 @@ def filters(worlds, samples, median, spread):
 
 
 # --- the cost of blocking ---
-
-
-def _masked(samples, cost):
-    return lambda rng: masking_cost(*planted.row_losses(rng, samples, cost))
-
-
-@cache
-def costs(worlds, samples, cost):
-    """«Blocking is costly» where it costs this share of the loss."""
-    return _judged(worlds, _masked(samples, cost), cost)
 
 
 @cache
@@ -251,7 +240,7 @@ def causal_sinks(worlds, samples, kind):
 
 
 def pages(worlds, samples, due=False, words=False):
-    """The three verdicts of a page, corrected: yes where any is given; with ``due`` the share of
+    """The two verdicts of a page, corrected: yes where any is given; with ``due`` the share of
     them that are right.
 
     Not ``due``: each true value lies on its threshold. ``words``: the word for the motion
@@ -259,7 +248,6 @@ def pages(worlds, samples, due=False, words=False):
     """
     judges = (
         _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
-        _masked(samples, 0.1 if due else 0.05),
         _filter(samples, *((0.975, 0.0015) if due else (0.96, 0.005))),
     )
     told = []
@@ -343,22 +331,6 @@ VERDICTS = (
         world(filters, 0.96, 0.005),
         world(filters, 0.975, 0.0015),
         _yes,
-        enough=8,
-    ),
-    Row(
-        "blocking is costly",
-        "5 % of the loss, the threshold, rows easy and hard; 10 %",
-        world(costs, 0.05),
-        world(costs, 0.1),
-        _yes,
-        enough=8,
-    ),
-    Row(
-        "blocking is cheap",
-        "the same; nothing",
-        world(costs, 0.05),
-        world(costs, 0.0),
-        _no,
         enough=8,
     ),
     Row(
@@ -450,8 +422,8 @@ VERDICTS = (
 
 PAGES = (
     Row(
-        "any of the three verdicts of a page",
-        "the true value of each is its threshold; all three are due (found: of three)",
+        "any of the two verdicts of a page",
+        "the true value of each is its threshold; both are due (found: of two)",
         pages,
         lambda worlds, n: pages(worlds, n, due=True),
         _yes,

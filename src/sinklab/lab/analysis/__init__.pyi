@@ -23,6 +23,5 @@ from .tokens import token_class as token_class
 from .tokens import token_classes as token_classes
 from .verdicts import Verdict as Verdict
 from .verdicts import holm as holm
-from .verdicts import masking_cost as masking_cost
 from .verdicts import ninety_six as ninety_six
 from .verdicts import start_only as start_only

@@ -16,7 +16,7 @@ import scipy  # its modules load where they are first used
 
 FEWEST = 8
 """samples that a verdict takes: with them the least p of an exact test, 2 / 2^8 = 0.78 %, outlives
-the correction for the six verdicts of a page of two runs (5 % / 6); seven reach 1.6 %, and could
+the correction for the four verdicts of a page of two runs (5 % / 4); seven reach 1.6 %, and could
 not
 """
 SEEDS = 6

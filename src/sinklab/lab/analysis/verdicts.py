@@ -11,8 +11,6 @@ from sinklab.lab.analysis.estimates import (
     LEVEL,
     Estimate,
     corrected,
-    mean_over,
-    mean_p,
     median_over,
     median_p,
 )
@@ -23,7 +21,7 @@ class Verdict:
     """One statement and whether it holds."""
 
     name: str
-    """short name of the statement: "sinks only at the start", "blocking is costly", "96 % filtered"
+    """short name of the statement: "sinks only at the start", "96 % filtered"
     """
     estimate: Estimate
     """the number that decides, over samples; of no samples if it was not measured"""
@@ -73,36 +71,6 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
     if min(first, count.shape[-1]) > threshold * count.shape[-1]:
         holds, p = None, np.nan
     return Verdict("sinks only at the start", found, threshold, p, holds)
-
-
-def masking_cost(plain: Any, masked: Any, *, threshold: float = 0.05) -> Verdict:
-    """Failure signature «blocking the sinks costs more than 5 %» (Rulli et al.): dependence as in
-    autoregressive models.
-
-    plain, masked: (sample,) loss of each row without and with the sinks blocked; none if it was not
-    measured. The cost is the relative rise of the mean. Holds or not when its interval over samples
-    lies on one side of the threshold, else None; differences are paired, and the mean of ``plain``
-    counts to first order (the delta method). Raises ValueError for shapes that differ, and for a
-    plain mean that is not above 0.
-    """
-    before_S, after_S = (np.asarray(values, dtype=float) for values in (plain, masked))
-    if before_S.ndim != 1 or before_S.shape != after_S.shape:
-        raise ValueError(
-            f"masking_cost needs two (sample,): got shapes {before_S.shape} and {after_S.shape}."
-        )
-    there_S = ~np.isnan(before_S + after_S)
-    before_S, after_S = before_S[there_S], after_S[there_S]
-    cost_S = before_S
-    if len(before_S):
-        base = before_S.mean()
-        if not base > 0:
-            raise ValueError(f"A relative cost needs a plain loss above 0: got {base}.")
-        worse_S = after_S - before_S
-        value = worse_S.mean() / base
-        # each sample's part in the ratio of two means
-        cost_S = value + (worse_S - value * before_S) / base
-    found, p = mean_over(cost_S), mean_p(cost_S, threshold)
-    return Verdict("blocking is costly", found, threshold, p, found.above(threshold))
 
 
 def ninety_six(filtered: Any, *, threshold: float = 0.96) -> Verdict:

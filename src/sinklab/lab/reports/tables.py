@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.errors import one_of
-from sinklab.lab.analysis import Verdict, holm, masking_cost, mean_over, ninety_six, start_only
-from sinklab.lab.analysis.answers import fewest
+from sinklab.lab.analysis import Verdict, holm, mean_over, ninety_six, start_only
 from sinklab.lab.analysis.differences import INCONCLUSIVE
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
 from sinklab.lab.analysis.words import CONTROLS
@@ -97,19 +96,12 @@ def classes_table(study: Study) -> pd.DataFrame:
 
 
 def verdicts_of(study: Study) -> list[Verdict]:
-    """The failure signatures and the 96 % statement; those not measured hold None.
-
-    They are corrected for their number (``holm``). The cost of blocking keys is that of the fewest
-    blocked sinks (one, in a curve with the usual settings), over rows of held-out text.
+    """The failure signature and the 96 % statement, corrected for their number (``holm``); none
+    without attention.
     """
-    losses: Any = [], []
-    if study.cost is not None:
-        clean, arms = fewest(study.cost)
-        losses = clean["losses"], arms["losses"]["top"]
-    found = [start_only(study.measured.events_NS), masking_cost(*losses)]
-    if study.layers:
-        found.append(ninety_six(study.measured.filtered_N))
-    return holm(found)
+    if not study.layers:
+        return []
+    return holm([start_only(study.measured.events_NS), ninety_six(study.measured.filtered_N)])
 
 
 def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> pd.DataFrame:
@@ -123,7 +115,8 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
     controls = {CONTROLS[kind]: twin for kind, twin in study.twins.items()}
     frame = _side_by_side(("value", *controls), (study, *controls.values()))
     frame = frame.dropna(subset="value").join(_intervals(study))
-    frame["verdict"] = pd.Series(_verdicts(study), dtype=object)
+    words = _verdicts(study)
+    frame["verdict"] = [words.get(name, "") for name in frame.index]
     rows = [{"measure": name, **row} for name, row in frame.to_dict("index").items()]
     others = {name: verdicts_of(twin) for name, twin in controls.items()}
     for place, one in enumerate(verdicts or verdicts_of(study)):
@@ -134,7 +127,7 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
         row |= {name: 100 * others[name][place].estimate.value for name in controls}
         rows.append(row)
     columns = ["measure", "value", "low", "high", *controls, "verdict"]
-    return pd.DataFrame(rows, columns=columns).fillna({"verdict": ""})
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _verdicts(study: Study) -> dict[str, str]:
@@ -271,7 +264,7 @@ def measures(study: Study) -> dict[str, float]:
     found: dict[str, float] = {"samples": float(len(study.samples))}
     if study.layers:
         found |= _of_attention(study.measured)
-    return found | _losses(study) | _removals(study)
+    return found | _removals(study)
 
 
 def _of_attention(measured: Any) -> dict[str, float]:
@@ -320,19 +313,6 @@ def _tokens(measured: Any) -> dict[str, float]:
             found["enrichment of masks among sinks"] = mask.enrichment
     for name, share in zip(("class of token", "position"), measured.explained, strict=True):
         found[f"attention explained by {name}, %"] = 100 * share
-    return found
-
-
-def _losses(study: Study) -> dict[str, float]:
-    if study.cost is None:
-        return {}
-    found = {}
-    for cell in study.cost.to_dict("records"):
-        if cell["k"] == 0:
-            found["held-out loss, nothing blocked"] = cell["loss"]
-            continue
-        what = "greatest sinks" if cell["control"] == "top" else f"{cell['control']} columns"
-        found[f"change of held-out loss, {cell['k']} {what} blocked"] = cell["mean"]
     return found
 
 
