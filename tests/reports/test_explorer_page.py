@@ -186,14 +186,12 @@ def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
     assert page.run(f"{box}.scrollTop") > 0
 
 
-def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
+def test_a_floor_of_single_heads_is_said(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80))
     target = report(run, tmp_path / "out", tables=False, megabytes=0.015)
     page.open(target.as_uri() + "#layer=1&head=2&step=3")
     note = page.run("document.querySelector('.map .note').textContent")
-    assert note.startswith("The ") and note.endswith(
-        "greatest keys of this head at each step; the others are below them."
-    )
+    assert note.startswith("The page has what is above ") and note.endswith("× in this head.")
     page.run("document.querySelector('.canvas-text').scrollTop = 0")
     rest = page.run(
         "[...document.querySelectorAll('.canvas-text span')].findIndex((span) => "

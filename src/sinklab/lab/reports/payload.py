@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.lab.analysis.movement import at_key
 from sinklab.lab.analysis.tokens import AGES
 from sinklab.lab.reports.samples import Sample
 from sinklab.lab.reports.study import Study
@@ -33,38 +32,37 @@ LEVEL = 7
 
 @dataclass(frozen=True)
 class LogScale:
-    """Codes of amounts: 0 absent, 1 below 2**low, then ``levels`` even steps of the logarithm up to
+    """Codes of amounts: 0 absent, 1 below 2**low, then `LEVELS` even steps of the logarithm up to
     2**high.
     """
 
     low: float
     high: float
-    levels: int = LEVELS
 
     @classmethod
-    def covering(cls, values: np.ndarray, low: float, levels: int = LEVELS) -> LogScale:
+    def covering(cls, values: np.ndarray, low: float) -> LogScale:
         """The scale from 2**low to the next power of two above the greatest number."""
         greatest = float(np.fmax.reduce(values, axis=None, initial=0.0))
         high = math.ceil(math.log2(greatest)) if greatest > 2**low else low + 1
-        return cls(low, max(high, low + 1), levels)
+        return cls(low, max(high, low + 1))
 
     @property
     def error(self) -> float:
         """Greatest relative error of a number between 2**low and 2**high."""
-        return 2 ** ((self.high - self.low) / (self.levels - 1) / 2) - 1
+        return 2 ** ((self.high - self.low) / (LEVELS - 1) / 2) - 1
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """Codes as uint8; NaN is absent."""
-        step = np.float32((self.levels - 1) / (self.high - self.low))
+        step = np.float32((LEVELS - 1) / (self.high - self.low))
         with np.errstate(divide="ignore", invalid="ignore"):
             place = (np.log2(values, dtype=np.float32) - np.float32(self.low)) * step
-        level = np.clip(np.nan_to_num(place, nan=0, neginf=0), 0, self.levels - 1)
+        level = np.clip(np.nan_to_num(place, nan=0, neginf=0), 0, LEVELS - 1)
         codes = np.where(place < 0, np.uint8(BELOW), np.rint(level).astype(np.uint8) + np.uint8(2))
         return np.where(np.isnan(values), np.uint8(ABSENT), codes)
 
     def as_json(self) -> dict[str, float]:
         """The numbers that the page needs to decode."""
-        return asdict(self) | {"error": round(self.error, 5)}
+        return asdict(self) | {"levels": LEVELS, "error": round(self.error, 5)}
 
 
 def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
@@ -94,15 +92,11 @@ BUDGET = 2_800_000
 """characters that the arrays of one run may take"""
 LOW = -6.0
 """the scale of received attention begins at 2**-6 = 0.016 of an even share"""
-NORM_LEVELS = 126
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
 MOST_HIDDEN = 20_000_000
 """numbers of blocked keys that a page is to unpack"""
-MOST_RANKS = 16
 MOST_SAMPLES = 40
-MOST_TOKENS = 65_534
-"""distinct tokens of a run that 16 bits can tell apart; the others have no text"""
 Token = tuple[int, str, str, str]
 
 
@@ -113,8 +107,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     vocabulary: dict[Token, int] = {}
     samples: list[dict[str, Any]] = []
     used = 0
-    # As many samples as can have their maps and some keys of every head; each gets an equal part of
-    # the rest.
+    # As many samples as can have their maps; each gets an equal part of the rest for its heads.
     fits = 1
     written = study.table("generations")
     finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
@@ -134,29 +127,27 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
         samples.append(content)
         used += _used(content)
     shown = _extent(samples, len(study.recorded)) if samples else "No attention was recorded."
-    return {"samples": samples, "vocabulary": [*vocabulary][:MOST_TOKENS], "shown": shown}
+    return {"samples": samples, "vocabulary": [*vocabulary], "shown": shown}
 
 
 def _extent(samples: list[dict[str, Any]], recorded: int) -> str:
     """How much of a run the explorer holds, in words: of several samples the coarsest."""
     stride = max(one["stride"] for one in samples)
-    ranks = [one["ranks"] for one in samples if "ranks" in one]
+    floor = max(one["floor"] for one in samples)
     parts = [
         f"{len(samples)} of {recorded} samples" if recorded > 1 else "One sample",
         "every recorded step" if stride == 1 else f"one recorded step in {stride}",
         "every key of every recorded head",
     ]
-    if ranks:
-        parts[2] = f"every key of the mean over heads, and the {min(ranks)} greatest of each head"
+    if floor:
+        parts[2] = f"every key of the mean over heads, and those above {floor:.2g}× of each head"
     if any("left_out" in one for one in samples):
         parts.append("no marks of blocked keys")
-    is_part = len(samples) != recorded or stride != 1 or len(parts) > 3 or ranks
     scale = max((one["scale"] for one in samples), key=itemgetter("high"))
     norms = [one["norm_scale"]["error"] for one in samples if "norm_scale" in one]
     within = f"; norms within {100 * max(norms):.1f} %" if norms else ""
     return (
-        f"{', '.join(parts)}. {'A larger page (megabytes) holds more. ' if is_part else ''}"
-        f"Received attention is stored in {scale['levels']} logarithmic levels from "
+        f"{', '.join(parts)}. Received attention is stored in {LEVELS} logarithmic levels from "
         f"{2 ** scale['low']:.2g}× to {2 ** scale['high']:g}× an even share, each within "
         f"{100 * scale['error']:.1f} %{within}. The run folder holds the numbers as recorded."
     )
@@ -200,7 +191,7 @@ def _base(sample: Sample, vocabulary: dict[Token, int]) -> dict[str, Any]:
         norms_TLK = sample.stored("value_norm")[keep].astype(np.float32)
         norms_LTK = np.where(exists_TK, norms_TLK.transpose(1, 0, 2), np.nan)
         least = norms_LTK[norms_LTK > 0].min(initial=1.0)
-        scale = LogScale.covering(norms_LTK, max(math.floor(math.log2(least)), -10), NORM_LEVELS)
+        scale = LogScale.covering(norms_LTK, max(math.floor(math.log2(least)), -10))
         arrays["norms"] = pack(scale.encode(norms_LTK), keys)
         content["norm_scale"] = scale.as_json()
     return content
@@ -225,7 +216,7 @@ def _tokens(
             )
             for number, text, kind, special in tokens
         ]
-        numbers_TS[there_TS] = np.where(np.array(numbers) > MOST_TOKENS, 0, numbers)
+        numbers_TS[there_TS] = numbers
         ages_TS = np.sum(
             [code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1)], axis=0
         )
@@ -278,50 +269,24 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
-    """Every head's map if it fits, else the greatest keys of every head, as many as fit (one at
-    least).
-    """
+    """Every head's map; if it does not fit, what is above a floor, which rises until it does."""
     keep = slice(None, None, content["stride"])
-    scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
-    # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
-    if math.prod(sample.shape) < 4 * max(room, 0) * content["stride"]:
-        packed = pack(scale.encode(sample.score_TLHK[keep]).transpose(1, 2, 0, 3), sample.shape[-1])
+    scale = LogScale(content["scale"]["low"], content["scale"]["high"])
+    scores_LHTK = np.ascontiguousarray(sample.score_TLHK[keep].transpose(1, 2, 0, 3))
+    none_LHTK = np.where(np.isnan(scores_LHTK), np.uint8(ABSENT), np.uint8(BELOW))
+    packed, floor = {}, 0.0
+    # deflate has never made a tenth of whole maps, and takes two characters for a key apart
+    for floor, most in [(0.0, 4.0), *((one, 0.5) for one in 2 ** np.arange(0, scale.high, 0.5))]:
+        is_above = scores_LHTK > floor
+        if np.count_nonzero(is_above) > most * max(room, 1):
+            continue
+        codes = none_LHTK.copy()
+        codes[is_above] = scale.encode(scores_LHTK[is_above])
+        packed = pack(codes, codes.shape[-1])
         if size(packed) <= room:
-            content["arrays"]["heads"] = packed
-            return
-    ranked = _greatest(sample, content["stride"], min(MOST_RANKS, sample.shape[-1]))
-    for number, (keys_LHT, received_LHT) in enumerate(ranked):
-        there = np.isfinite(received_LHT)
-        keys = pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16))
-        codes = pack(scale.encode(np.where(there, received_LHT, np.nan)))
-        room -= size(keys) + size(codes)
-        if number and room < 0:
             break
-        content["arrays"] |= {f"keys-{number}": keys, f"codes-{number}": codes}
-        content["ranks"] = number + 1
-
-
-def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ``count`` greatest keys of every head and step, the greatest first, and the first of
-    equal ones.
-
-    (key, received), each (layer, head, step).
-    """
-    keys: list[Any] = []
-    values: list[Any] = []
-    for one in sample.scored():
-        left_T1HK = np.nan_to_num(one.score[::stride], nan=-np.inf)
-        # one after the other is quicker than a partition
-        for _ in range(count):
-            keys.append(left_T1HK.argmax(-1))
-            values.append(at_key(left_T1HK, keys[-1]))
-            np.put_along_axis(left_T1HK, keys[-1][..., None], -np.inf, -1)
-    # of every layer one after the other rank
-    ranked = (
-        [np.concatenate(each[rank::count], axis=1) for rank in range(count)]
-        for each in (keys, values)
-    )
-    return zip(*(np.moveaxis(np.array(each), 1, 3) for each in ranked), strict=True)
+    content["arrays"]["heads"] = packed
+    content["floor"] = float(floor)
 
 
 def facts_of(study: Study) -> dict[str, Any]:

@@ -40,8 +40,6 @@ class Sample {
     this.K = raw.keys;
     this.P = raw.keys - run.added;
     this.score = decodeTable(raw.scale);
-    // Greatest keys of every head that are on the page; 0 where all are.
-    this.ranks = raw.ranks ?? 0;
   }
 
   /** Unpacks the arrays, once. */
@@ -62,32 +60,13 @@ class Sample {
     // The mean over all layers stands in front of those over the heads of each.
     if (layer === ALL_LAYERS || head === MEAN) return this.arrays.mean.subarray((layer + 1) * cells, (layer + 2) * cells);
     const one = layer * this.H + head;
-    if (this.arrays.heads) return this.arrays.heads.subarray(one * cells, (one + 1) * cells);
-    if (this.sparse?.one !== one) this.sparse = { one, plane: this.sparsePlane(layer, head) };
-    return this.sparse.plane;
+    return this.arrays.heads.subarray(one * cells, (one + 1) * cells);
   }
 
-  /** Only the greatest keys of a head are on the page: the others are "below the scale" where the key exists. */
-  sparsePlane(layer, head) {
-    const plane = this.plane(layer, MEAN).map((code) => (code ? 1 : 0));
-    const start = (layer * this.H + head) * this.T;
-    for (let rank = 0; rank < this.ranks; rank++) {
-      for (let step = 0; step < this.T; step++) {
-        const key = this.arrays[`keys-${rank}`][start + step];
-        if (key) plane[step * this.K + key - 1] = this.arrays[`codes-${rank}`][start + step];
-      }
-    }
-    return plane;
-  }
-
-  /** Whether the values of this view are all on the page, or only the greatest of each head. */
-  complete(layer, head) {
-    return head === MEAN || layer === ALL_LAYERS || "heads" in this.arrays;
-  }
-
-  /** The least value of a head that is on the page at a step. */
-  leastShown(step, layer, head) {
-    return this.score[this.arrays[`codes-${this.ranks - 1}`][(layer * this.H + head) * this.T + step]];
+  /** The least amount that a view tells apart from none; single heads may have a higher floor. */
+  floor(layer, head) {
+    const least = 2 ** this.raw.scale.low;
+    return head === MEAN || layer === ALL_LAYERS ? least : Math.max(this.raw.floor ?? 0, least);
   }
 
   /** Numbers of the heads that a view shows, first to last, as the arrays count them: all layers', a layer's, or one. */

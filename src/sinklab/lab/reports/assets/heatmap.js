@@ -136,11 +136,12 @@ class HeatMap {
     const said = `Received attention and main sinks, step by position, ${viewName(sample, view)}`;
     this.canvas.setAttribute("aria-label", said);
     this.pane.find(".view-name").textContent = viewName(sample, view);
-    const ranked = `The ${sample.ranks} greatest keys of this head at each step; the others are below them.`;
+    const least = sample.floor(view.layer, view.head);
+    const above = least > 2 ** sample.raw.scale.low ? `The page has what is above ${times(least)} in this head.` : "";
     const heads = sample.headsOf(view.layer, view.head).length;
     const of = heads > 1 ? `at least half of these ${heads} heads` : "this head";
     const marks = blocked.length ? `Hatched: ${sample.run.removal} ${of} at this step.` : `No key was ${sample.run.removal} ${of}.`;
-    const notes = [sample.complete(view.layer, view.head) ? "" : ranked, sample.raw.blocked ? marks : ""];
+    const notes = [above, sample.raw.blocked ? marks : ""];
     this.pane.find(".map .note").textContent = notes.filter(Boolean).join(" ");
   }
 

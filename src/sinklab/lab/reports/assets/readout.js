@@ -41,14 +41,12 @@ class Readout {
     const { sample, view } = this.pane;
     const code = sample.plane(view.layer, view.head)[step * sample.K + key];
     const score = sample.score[code];
-    if (code === 1 && !sample.complete(view.layer, view.head)) {
-      return [["received", `< ${times(sample.leastShown(step, view.layer, view.head))}`]];
-    }
+    const least = sample.floor(view.layer, view.head);
     const visible = sample.arrays.visible[step];
     const share = code === 0 || !visible ? NaN : score / visible;
     return [
-      ["received", code === 0 ? "–" : code === 1 ? `< ${times(2 ** sample.raw.scale.low)}` : times(score)],
-      ["mean weight", code === 1 ? `< ${percent(2 ** sample.raw.scale.low / visible)}` : percent(share)],
+      ["received", code === 0 ? "–" : code === 1 ? `< ${times(least)}` : times(score)],
+      ["mean weight", code === 1 ? `< ${percent(least / visible)}` : percent(share)],
     ];
   }
 
