@@ -185,9 +185,7 @@ def mark_place(ax: Axes, at: float, words: str) -> None:
     ax.text(at, 0.99, f" {words}", transform=ax.get_xaxis_transform(), **how)
 
 
-def draw_map(
-    ax: Axes, table: pd.DataFrame, label: str, *, log: bool = False, top: float | None = None
-) -> pd.DataFrame:
+def draw_map(ax: Axes, table: pd.DataFrame, label: str, *, log: bool = False) -> pd.DataFrame:
     """A heat map of a table, whose index and columns are the axes; NaN is left blank, and numbers
     below 0 have colours of their own.
 
@@ -196,14 +194,13 @@ def draw_map(
         table: numbers. Columns below 0 are added sinks: drawn wide, left of the others.
         label: meaning of the colours, with the unit.
         log: a logarithmic scale from 0.5, for multiples of an even share.
-        top: end of the scale; the greatest value when left out.
 
     Returns:
         The table as rows: index, column, value.
     """
     values_RC = table.to_numpy(float)
     added = len([name for name in table if isinstance(name, int | np.integer) and name < 0])
-    top = top or float(np.fmax.reduce(np.abs(values_RC), axis=None, initial=1e-9))
+    top = float(np.fmax.reduce(np.abs(values_RC), axis=None, initial=1e-9))
     norm: Normalize = Normalize(0, top)
     colours, on_bar = LOOK.scale, {}
     if (values_RC < 0).any():

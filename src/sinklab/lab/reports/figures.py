@@ -24,19 +24,23 @@ from sinklab.lab.reports.drawing import (
     mark_place,
 )
 from sinklab.lab.reports.samples import ADDED, MASK, Sample
-from sinklab.lab.reports.study import Reader, Study
+from sinklab.lab.reports.study import ARMS, Reader, Study
 from sinklab.lab.reports.style import LOOK, printable
 from sinklab.lab.reports.training import Training
 
 SHARES = {"added sink": "100 * added_share", "greatest text position": "100 * text_share"}
 NORMS = "value norms (trace with the statistic value_norm)"
 RECEIVED = "received attention, × even share"
+MOST_TOKENS = 8
 BLOCKED = {
-    "top": "sinks blocked",
-    "random": "random keys blocked",
-    "equal_mass": "non-sinks of equal mass",
+    "none": "nothing",
+    "top": "most attended keys",
+    "sinks": "sinks",
+    "random": "random keys",
+    "equal_mass": "no sinks, equal mass",
+    "matched": "chosen keys, matched heads",
 }
-"""arm of a masking curve -> its entry in a legend"""
+"""arm of a masking curve -> the keys that it blocks, in words"""
 
 
 def lines(
@@ -178,9 +182,9 @@ def heldout_loss(runs: list[Study], ax: Axes) -> pd.DataFrame:
     parts = []
     for one in runs:
         cost: Any = one.cost
-        for control, words in BLOCKED.items():
+        for control in ARMS[1:]:
             rows = cost[cost["control"].isin(["none", control])].sort_values("k")
-            about = {"run": one.label, "line": words, "keys blocked": rows["k"]}
+            about = {"run": one.label, "line": BLOCKED[control], "keys blocked": rows["k"]}
             about |= {"value": rows["mean"], "low": rows["low"], "high": rows["high"]}
             if control in cost["control"].to_numpy():
                 parts.append(pd.DataFrame(about))
@@ -246,7 +250,7 @@ def epsilon_curve(runs: list[Study], ax: Axes) -> pd.DataFrame:
 
 
 @figure("sink_tokens", needs="layers", alone=True, size=(4.6, 3.3))
-def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
+def sink_tokens(run: Study, ax: Axes) -> pd.DataFrame:
     """The tokens that are sinks most often (analysis paper, Table 2), with the frequency that
     occupancy alone would give.
 
@@ -255,7 +259,7 @@ def sink_tokens(run: Study, ax: Axes, *, count: int = 8) -> pd.DataFrame:
     """
     if run.measured.sink_tokens is None:
         raise lacking(run.run.path, "the table tokens")
-    found = run.measured.sink_tokens.query("events > 0").head(count)
+    found = run.measured.sink_tokens.query("events > 0").head(MOST_TOKENS)
     colours = {ADDED: LOOK.added, MASK: LOOK.states["masked"]}
     shown = [name if name in colours else printable(name) for name in found["label"]]
     rows, percent = range(len(found)), 100 * found[["frequency", "occupancy"]]
@@ -282,7 +286,6 @@ def received_map(
     layer: int | None = None,
     head: int | None = None,
     sample: int = 0,
-    top: float | None = None,
 ) -> pd.DataFrame:
     """Heat map position × step of received attention, as multiples of an even share (analysis
     paper, Fig. 1).
@@ -296,7 +299,6 @@ def received_map(
         layer: number of the model.
         head: number of the model.
         sample: number of the sample.
-        top: end of the scale.
     """
     watched = recorded_sample(run, sample)
     layers, heads = (
@@ -307,7 +309,7 @@ def received_map(
     received_TK = np.where(watched.exists_TK, score_TLHK.mean((1, 2)), np.nan)
     positions = pd.RangeIndex(-watched.added, received_TK.shape[1] - watched.added, name="position")
     steps = pd.Index(watched.step_numbers_T, name="step")
-    frame = draw_map(ax, pd.DataFrame(received_TK, steps, positions), RECEIVED, log=True, top=top)
+    frame = draw_map(ax, pd.DataFrame(received_TK, steps, positions), RECEIVED, log=True)
     for border in watched.borders:
         ax.axhline(border, color=LOOK.muted, linewidth=0.6, alpha=0.8)
     return frame
@@ -343,7 +345,7 @@ def attention_map(
 
 
 @figure("layer_head_map", needs="layers", alone=True, size=(4.6, 3.6))
-def layer_head_map(run: Study, ax: Axes, *, top: float | None = None) -> pd.DataFrame:
+def layer_head_map(run: Study, ax: Axes) -> pd.DataFrame:
     """Layer × head: attention weight on the main sink of a head, mean over steps and samples
     (analysis paper, Fig. 5).
 
@@ -351,7 +353,7 @@ def layer_head_map(run: Study, ax: Axes, *, top: float | None = None) -> pd.Data
     """
     layers, heads = pd.Index(run.layers, name="layer"), pd.Index(run.heads, name="head")
     table = pd.DataFrame(100 * run.measured.main_share_LH, layers, heads)
-    return draw_map(ax, table, "attention on the main sink, %", top=top)
+    return draw_map(ax, table, "attention on the main sink, %")
 
 
 @figure("sink_paths", needs="layers", size=(4.6, 3.0))

@@ -23,18 +23,10 @@ from sinklab.lab.reports import (
     write_figure,
     write_page,
 )
+from sinklab.lab.reports.figures import BLOCKED
 from sinklab.lab.scoring.arms import DOSE
 from sinklab.lab.studies.curve.verdicts import cost_sentences, is_map, title_of
 
-BLOCKED = {
-    "none": "nothing",
-    "top": "most attended keys",
-    "sinks": "sinks",
-    "random": "random keys",
-    "equal_mass": "no sinks, equal mass",
-    "matched": "chosen keys, matched heads",
-}
-"""Name of an arm -> the keys that it blocks, in words; in the order in which they are drawn."""
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
 SCALES = ("linear", "log")
