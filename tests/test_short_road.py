@@ -5,8 +5,10 @@ from dataclasses import replace
 from html import escape
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import sinklab
 from pictures import draw_only as draw_only
@@ -15,6 +17,7 @@ from refusals import refused
 from sinklab.core.instrument import intervene
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.core.subject import Canvas, denoise
+from sinklab.lab.analysis import motion
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
@@ -52,6 +55,25 @@ def test_a_start_token_is_given_and_costs_nothing():
     assert lm.loss([*range(20, 30)]) != pytest.approx(-scored.logprob / 10, rel=1e-4)
     longer = [9, *([20, 21] * 40)]
     assert lm.loss(longer) == pytest.approx(lm.loss(longer[1:]))
+
+
+def test_of_an_autoregressive_model_it_is_the_next_token_loss():
+    loaded = tiny_llama()
+    lm = LM(**vars(loaded))
+    ids = [
+        loaded.special.bos if loaded.special.bos is not None else loaded.special.eos,
+        *range(5, 25),
+    ]
+    ids_1S = torch.tensor([ids])
+    edit = MaskSinks(k=1, when="clean", layers=[0])
+    with torch.no_grad():
+        whole = cross_entropy(loaded.model(ids_1S).logits[0, :-1], ids_1S[0, 1:])
+        with intervene(loaded.model, edit) as log:
+            with log.probing():
+                loaded.model(ids_1S[:, :-1])
+            hidden = cross_entropy(loaded.model(ids_1S[:, :-1]).logits[0], ids_1S[0, 1:])
+    assert lm.loss(ids[1:]) == pytest.approx(whole.item(), rel=1e-5)
+    assert lm.loss(ids[1:], edits=[edit]) == pytest.approx(hidden.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-causal"])
@@ -199,6 +221,15 @@ def test_text_stands_for_an_edit():
         lambda text: intervene(lm, text).__enter__(),
     ):
         refused("did you mean 'block_keys'", use, "block_key:keys=top:k=1")
+
+
+def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
+    found = run.mobility()
+    each = [pd.DataFrame(motion(*arrays(run, sample)).mobility) for sample in (0, 1)]
+    assert np.allclose(found, pd.concat(each).groupby(level=0).mean(), equal_nan=True)
+    assert (found.index.name, found.columns.name) == ("layer", "head")
+    some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).with_rule(Top(1)).mobility()
+    assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
 @pytest.mark.usefixtures("no_pictures")

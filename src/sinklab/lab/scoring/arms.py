@@ -25,6 +25,7 @@ from sinklab.core.compat import stated
 from sinklab.core.instrument import Intervention, Listener, RemovalRecord, intervene, trace
 from sinklab.core.instrument.edits.dose import by_row
 from sinklab.core.instrument.edits.edit import Editor
+from sinklab.core.subject import Places
 from sinklab.lab.analysis.movement import STRONG
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.data import pack, read_corpus
@@ -152,12 +153,14 @@ class Together:
     """Weight of a row's losses in those of its text."""
     places: list[Place]
 
-    def nats(self, part: slice) -> Tensor:
-        """Losses of the tokens of some rows that are read, (B, S); 0 elsewhere."""
+    def nats(self, part: slice, *, gradient: bool = False) -> Tensor:
+        """Losses of the tokens of some rows that are read, (B, S); 0 elsewhere. With a gradient the
+        model is run as it is, without inference mode.
+        """
         model = self.loaded.model
         ids_BS, masked_BS = self.ids_RS[part], self.masked_RS[part]
         if self.loaded.is_diffusion:
-            return _denoised(model, ids_BS, masked_BS, self.read_TS[self.text_R[part]])
+            return _denoised(model, ids_BS, masked_BS, self.read_TS[self.text_R[part]], gradient)
         return _continued(model, ids_BS)
 
 
@@ -415,12 +418,18 @@ def _masks(loaded: Loaded, ids: Sequence[int], seed: int, samples: int) -> tuple
     return masked_NS, torch.as_tensor(plan.weights_n) / samples
 
 
-def _denoised(model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor) -> Tensor:
+def _denoised(
+    model: Any, ids_BS: Tensor, masked_BS: Tensor, read_BS: Tensor, gradient: bool
+) -> Tensor:
     """Losses of the masked tokens that are read, (B, S); 0 elsewhere."""
     noisy_BS = ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
     wanted_BS = masked_BS & read_BS
     noisy, wanted, clean = (x.to(model.device) for x in (noisy_BS, wanted_BS, ids_BS))
-    logits_MV = model.denoiser().scored(noisy, wanted, clean)
+    denoiser = model.denoiser()
+    if gradient:
+        logits_MV = denoiser.full_pass(noisy, Places.of(wanted))
+    else:
+        logits_MV = denoiser.scored(noisy, wanted, clean)
     nats_BS = torch.zeros(masked_BS.shape)
     nats_BS[wanted_BS] = cross_entropy(logits_MV.float().cpu(), ids_BS[wanted_BS], reduction="none")
     return nats_BS
