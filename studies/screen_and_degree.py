@@ -24,7 +24,6 @@ import smollm2_measures as measures
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
-from screen import screen
 from torch import Tensor
 
 from sinklab import BlockKeys, intervene, load, trace
@@ -34,6 +33,7 @@ from sinklab.lab.analysis.estimates import FEWEST, mean_over
 from sinklab.lab.measures.amplify import Amplify
 from sinklab.lab.measures.partial import Weaken
 from sinklab.lab.measures.protocols import in_place_of
+from sinklab.lab.measures.screen import screen
 from sinklab.lab.scoring.arms import arm_losses, heldout_rows
 from sinklab.lab.studies import heldout_text
 

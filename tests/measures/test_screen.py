@@ -6,13 +6,11 @@ import torch
 from test_partial import IDS, OneCall
 from torch.testing import assert_close
 
-from launched import script
 from refusals import refusing
 from sinklab import intervene
 from sinklab.core.instrument.edits.block_keys import BlockKeys
+from sinklab.lab.measures.screen import first_order_costs
 from tiny_models import llama
-
-first_order_costs = script("studies/screen").first_order_costs
 
 
 @pytest.mark.parametrize("causal", [False, True])

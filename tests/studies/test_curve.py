@@ -115,7 +115,47 @@ def test_controls_that_nobody_asks_for_are_made_if_they_read_little(little, monk
     assert ("M tokens" in table["why"][0]) == (little == 0)
 
 
+def test_keys_that_keep_a_part_of_their_weight_are_a_curve_over_the_mass_removed(tmp_path):
+    loaded, asked = tiny_loaded(1), replace(CURVE, rows=8, beta=(0.5, 0, 1), controls=("sinks",))
+    run = open_run(masking_curve(loaded, "run", asked))
+    table = run.table("curve")
+    assert table["beta"].tolist() == [1, 0, 0.5] and run.info.settings["ks"] == [0, 1]
+    whole = open_run(masking_curve(loaded, "whole", replace(asked, beta=(), ks=(1,))))
+    same = ["k", "control", "loss", "mean", "low", "held", "removed"]
+    pd.testing.assert_frame_equal(table[same][:2], whole.table("curve")[same])
+    assert 0 < table["removed"][2] < table["removed"][1]
+    axes = drawn_curve(run, over="mass")
+    assert axes.lines[0].get_xdata() == pytest.approx(100 * table["removed"][[0, 2, 1]])
+    said = cost_verdicts(run)["measure"].tolist()
+    assert said == [
+        f"cost of the most attended key at {n}\u00a0% of the weight" for n in (50.0, 0.0)
+    ]
+    assert [*cost_rows(run)["weight left"]] == [f"{n}\u00a0%" for n in (100.0, 0.0, 50.0)]
+    names = [path.name for path in write_costs(run, tmp_path)]
+    assert names == ["masking_curve.md", "masking_curve.csv", "masking_curve_mass.png"]
+
+
+def test_a_screen_leaves_its_first_heads_to_be_blocked(monkeypatch):
+    monkeypatch.setattr("sinklab.lab.studies.curve.arms.FIRST", 3)
+    loaded, screened = tiny_llama(), replace(MAP, screen=True)
+    run = open_run(masking_curve(loaded, "run", screened))
+    every = open_run(masking_curve(loaded, "every", MAP)).table("curve")
+    ranked, place = run.table("screen"), ["layer", "head"]
+    assert len(ranked) == len(every) - 1 and ranked["screen"].is_monotonic_decreasing
+    both = ranked.merge(every, on=place)
+    assert np.corrcoef(both["screen"], both["mean"])[0, 1] > 0.8
+    assert both["screen"].std() == pytest.approx(both["mean"].std(), rel=0.5)
+    found = run.table("curve")[1:].sort_values(place)
+    assert found[place].to_numpy().tolist() == sorted(ranked[place][:3].to_numpy().tolist())
+    merged = found.merge(every, on=place)
+    assert merged["loss_x"].to_numpy() == pytest.approx(merged["loss_y"].to_numpy())
+    assert "which can miss the costliest: 3 of 8" in cost_sentences(run)[1]
+
+
 def test_what_makes_no_sense_is_refused():
+    refused("leave out the others", CurveSettings, beta=(0.5,), ks=(1, 2))
+    refused("some below 1", CurveSettings, beta=(1,))
+    refused("choose by='head'", CurveSettings, screen=True)
     refused("'randm'; did you mean 'random'", CurveSettings, controls=("randm",))
     refused("one of model, layer, head, but is 'heads'", CurveSettings, by="heads")
     refused("sink rule must be", CurveSettings, sink_rule="exces")

@@ -11,7 +11,6 @@ from launched import script
 pytestmark = pytest.mark.ring("lab")
 
 script("studies/smollm2_measures")
-script("studies/screen")
 study = script("studies/screen_and_degree")
 TEXTS = range(8)
 

@@ -25,7 +25,7 @@ from sinklab.lab.reports import (
 )
 from sinklab.lab.reports.figures import BLOCKED
 from sinklab.lab.scoring.arms import DOSE
-from sinklab.lab.studies.curve.verdicts import cost_sentences, is_map, title_of
+from sinklab.lab.studies.curve.verdicts import by_degree, cost_sentences, is_map, title_of
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
@@ -59,7 +59,7 @@ def masking_curve(
     column, label = AXES[over]
     parts, ks = [], set[int]()
     for run in runs:
-        if is_map(run.run):
+        if is_map(run.run) or (over == "count" and by_degree(run.run)):
             continue
         table = finished(run.run, "curve")
         ks |= {int(k) for k in table["k"]}
@@ -127,6 +127,8 @@ def cost_rows(runs: Any) -> pd.DataFrame:
             if cell["layer"] >= 0:
                 head = f", head {cell['head']}" if cell["head"] >= 0 else ""
                 row["blocked"] += f", layer {cell['layer']}{head}"
+            if "beta" in cell:
+                row["weight left"] = percent(cell["beta"])
             row |= {"loss": number(cell["loss"], 4), "change": signed(cell["mean"], 3)}
             if not math.isnan(cell["low"]):
                 row["change"] += f" (95 % {signed(cell['low'], 3)} … {signed(cell['high'], 3)})"
@@ -155,6 +157,8 @@ def write_costs(
     ]
     curves = [one for one in shown if not is_map(one.run)]
     stems = {"count": "masking_curve", "mass": "masking_curve_mass"}
+    if all(by_degree(one.run) for one in curves):
+        del stems["count"]
     if not formats:
         return written
     if curves:

@@ -44,6 +44,16 @@ class CurveSettings(Checked):
     """Numbers of keys to block per row, layer and query head; when left out 1 2 5 10 20, and 1 by
     layer or head. 0 is always scored.
     """
+    beta: tuple[float, ...] = limited((), at_least=0, at_most=1, read=ascending)
+    """Parts of their weight before the softmax that the keys keep, in place of several numbers of
+    keys: 0 blocks them; 1, which changes nothing, is always scored. Then --ks is one number, 1 when
+    left out.
+    """
+    screen: bool = False
+    """By head: rank all heads by the first-order cost of blocking their most attended key, from one
+    forward and one backward pass, and block keys in the first ten alone. It can miss a head whose
+    key holds much.
+    """
     controls: tuple[str, ...] = limited((), one_of=CONTROLS)
     """Keys to block: those that receive most (sinks), as many others drawn (random), others that
     are no sinks and together hold as much (equal_mass, compared in the heads that have some). When
@@ -73,8 +83,24 @@ class CurveSettings(Checked):
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
     their numbers stand beside its own. When left out, if that is little work for this model.
     """
+    change: str = limited("linear", one_of=("log", "linear"), free=True)
+    """Scale of the vertical axis of the figure."""
     figures: tuple[str, ...] = limited(("png",), free=True)
     """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        few = len({*self.ks} - {0}) <= 1
+        if self.beta and not (few and self.by == "model" and min(self.beta) < 1):
+            raise ValueError(
+                "beta scores one number of keys at several parts of their weight, some below 1, in "
+                f"the whole model, got beta={self.beta} with ks={self.ks} and by={self.by!r}: "
+                "leave out the others"
+            )
+        if self.screen and self.by != "head":
+            raise ValueError(
+                f"screen ranks heads, but by is {self.by!r}: choose by='head', or leave it out"
+            )
 
     def chosen(self) -> CurveSettings:
         """The settings with keys and controls where they are left out."""
@@ -82,8 +108,12 @@ class CurveSettings(Checked):
         controls: tuple[str, ...] = CONTROLS
         if self.by != "model":
             ks, controls = (1,), ("sinks",)
-        ks = tuple(sorted({0, *(self.ks or ks)}))
-        return dataclasses.replace(self, ks=ks, controls=self.controls or controls)
+        if self.beta:
+            ks = (1,)
+        ks, controls = self.ks or ks, self.controls or controls
+        beta = tuple(one for one in self.beta if one < 1)
+        how: dict[str, Any] = {"ks": tuple(sorted({0, *ks})), "controls": controls, "beta": beta}
+        return dataclasses.replace(self, **how)
 
 
 @dataclass(frozen=True)
@@ -94,6 +124,8 @@ class Plan:
     """`HeldoutRows`"""
     arms: dict[tuple[Any, ...], list[Any]]
     batch: int
+    screened: Any = None
+    """Table of the screen."""
 
 
 @studies.register("curve")
@@ -109,11 +141,14 @@ class Curve(Study):
     sinks at all. Results of controls stand beside it. Each model gets a run folder OUT/<name>;
     masking_curve.md, .csv and pictures are written to OUT. What is complete is not scored again.
 
-    With --by head (or layer) it maps the cost of blocking them in one head, or in all heads of one
-    layer, beside the share of attention that they hold there.
+    With --beta the same keys keep a part of their weight instead, over the attention that this
+    removes. With --by head (or layer) it maps the cost of blocking them in one head, or in all
+    heads of one layer, beside the share of attention that they hold there.
 
     Try
         sinklab curve
+        sinklab curve --beta 0 0.25 0.5 0.75 1
+        sinklab curve --by head --screen --model smollm2-diffusion --rows 8 --length 64
         sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
         sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits \\
             block_keys:keys=top:k=5,how=zero_value
@@ -141,12 +176,15 @@ class Curve(Study):
                 context, a k that leaves no keys, and layers that are not there.
         """
         from sinklab.lab.scoring.arms import heldout_rows
-        from sinklab.lab.studies.curve.arms import arms_of
+        from sinklab.lab.studies.curve.arms import arms_of, screened
 
         check_fits(loaded, "curve", settings.length, "choose a smaller length")
         source = heldout_text(settings.heldout)
         text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
-        return Plan(text, arms_of(loaded, settings), settings.batch)
+        arms, table = arms_of(loaded, settings), None
+        if settings.screen:
+            table, arms = screened(loaded, settings, text, arms)
+        return Plan(text, arms, settings.batch, table)
 
     def samples(self, plan: Plan) -> int:
         """Rows of text."""
@@ -178,6 +216,8 @@ class Curve(Study):
         if work.run.info.status != "complete":
             rows = open_run(work.run.path).table("curve_rows")
             work.run.table("curve", cost_table(rows, work.settings, plan.text))
+            if plan.screened is not None:
+                work.run.table("screen", plan.screened)
 
         def write(control: Loaded, kind: str) -> None:
             tick = work.progress.counter(len(parts) * len(plan.arms) * work.settings.samples)
@@ -195,7 +235,7 @@ class Curve(Study):
         from sinklab.lab.studies.curve.figures import write_costs
         from sinklab.lab.studies.curve.verdicts import cost_sentences
 
-        drawn = write_costs(runs, out, settings.figures)
+        drawn = write_costs(runs, out, settings.figures, change=settings.change)
         return [*cost_sentences(runs), f"drawn: {', '.join(map(str, drawn))}"]
 
 
@@ -205,6 +245,7 @@ masking_curve = Curve()
 Table ``curve_rows``: loss and dose of every row of text under every arm, from which all else
 follows (`arm_losses`); table ``curve``: a line for each arm (`cost_table`). Each of these of
 controls too, with the name of the control behind it (curve-permuted), as table ``twins`` says.
+Table ``screen``: the cost of every head to first order.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.

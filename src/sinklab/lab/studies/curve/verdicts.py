@@ -20,8 +20,9 @@ from sinklab.lab.studies.curve.arms import WORDS
 
 MAIN = ("top", "sinks")
 """Arms that a curve is about, in contrast to its controls."""
-MODEL = ["model", "k", "control"]
-"""Columns that tell the arms of several curves apart."""
+MODEL = ["model", "level", "control"]
+"""Columns that tell the arms of several curves apart: the level is k, or beta of a curve by degree.
+"""
 MORE = {"costs": "costs more", "helps": "costs less"}
 """Word for an arm less no edit -> that for an arm less another."""
 
@@ -29,6 +30,11 @@ MORE = {"costs": "costs more", "helps": "costs less"}
 def is_map(run: Run) -> bool:
     """Whether keys were blocked in one layer or head at a time."""
     return run.info.settings.get("by", "model") != "model"
+
+
+def by_degree(run: Run) -> bool:
+    """Whether keys kept several parts of their weight."""
+    return bool(run.info.settings.get("beta"))
 
 
 def title_of(one: Reader) -> str:
@@ -90,19 +96,24 @@ class _Curve:
 
     def __init__(self, one: Reader) -> None:
         self.label, self.title, self.rows = one.label, title_of(one), _costs(one)
-        self.rule = one.run.info.settings.get("sink_rule")
+        self.settings = one.run.info.settings
+        self.rule = self.settings.get("sink_rule")
+        self.by_degree = by_degree(one.run)
         self.is_diffusion = one.run.info.model.get("family") == "diffusion"
         # None if controls alone were scored
         self.main = next((name for name in MAIN if (self.rows["control"] == name).any()), None)
         self.own = self.rows[self.rows["control"] == self.main]
-        self.ks = sorted({*self.own["k"]})
+        self.levels = sorted({*self.own["level"]}, reverse=self.by_degree)
 
-    def keys(self, k: float) -> str:
+    def keys(self, level: float) -> str:
         """The keys that an arm takes in each head, in words."""
+        weight, k = "", level
+        if self.by_degree:
+            weight, k = f" at {percent(level)} of the weight", self.settings["ks"][-1]
         count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
         if self.rule is None:
-            return f"the {count}most attended {key}"
-        return f"at most {k:g} {key} that {rule_name(self.rule)} calls sinks"
+            return f"the {count}most attended {key}{weight}"
+        return f"at most {k:g} {key} that {rule_name(self.rule)} calls sinks{weight}"
 
     def questions(self) -> Iterator[_Question]:
         """Whether blocking keys costs anything, at every level; more than as many random ones, at
@@ -111,14 +122,14 @@ class _Curve:
         """
         if self.main is None:
             return
-        for k in self.ks:
-            arm = self.label, k, self.main
-            yield _Question(self.title, f"cost of {self.keys(k)}", arm)
+        for level in self.levels:
+            arm = self.label, level, self.main
+            yield _Question(self.title, f"cost of {self.keys(level)}", arm)
         if (self.rows["control"] == "random").any():
-            than = f"cost of {self.keys(k)} against as many random ones"
-            yield _Question(self.title, than, arm, (self.label, k, "random"))
-        matched = self.rows[self.rows["control"] == "matched"].groupby("k")["matched"].mean()
-        fit = [k for k in self.ks if matched.get(k, 0) >= MATCHED]
+            than = f"cost of {self.keys(level)} against as many random ones"
+            yield _Question(self.title, than, arm, (self.label, level, "random"))
+        matched = self.rows[self.rows["control"] == "matched"].groupby("level")["matched"].mean()
+        fit = [level for level in self.levels if matched.get(level, 0) >= MATCHED]
         if fit:
             arms: Any = [(self.label, fit[-1], name) for name in ("matched", "equal_mass")]
             than = f"cost of {self.keys(fit[-1])} against others of equal mass"
@@ -144,9 +155,9 @@ class _Curve:
         )
 
     def doses(self) -> Doses:
-        """Removed mass of each k, and the cost of every row."""
-        costs_RK = self.own.pivot(index="row", columns="k", values="cost")
-        removed_K = self.own.groupby("k")["removed"].mean()[costs_RK.columns]
+        """Removed mass of each level, and the cost of every row."""
+        costs_RK = self.own.pivot(index="row", columns="level", values="cost")
+        removed_K = self.own.groupby("level")["removed"].mean()[costs_RK.columns]
         return Doses(removed_K.to_numpy(), costs_RK.to_numpy())
 
 
@@ -155,7 +166,8 @@ def _costs(curve: Reader, twin: str = "") -> pd.DataFrame:
     rows = finished(curve.run, of_twin("curve_rows", twin))
     clean = rows[rows["control"] == "none"].set_index("row")["loss"]
     cost = rows["loss"] - rows["row"].map(clean)
-    return rows.assign(model=curve.label, cost=100 * cost / clean.mean())
+    level = rows["beta" if by_degree(curve.run) else "k"]
+    return rows.assign(model=curve.label, level=level, cost=100 * cost / clean.mean())
 
 
 def _curve_lines(shown: list[Reader]) -> list[dict[str, str]]:
@@ -213,13 +225,13 @@ def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_
     """
     less = f"less that of {other.title}"
     why = one.lacks() or other.lacks()
-    blocked = [(each.main, each.rule) for each in (one, other)]
+    blocked = [(each.main, each.rule, each.by_degree) for each in (one, other)]
     if one.main is None or blocked[0] != blocked[1]:
         why = "not the same keys were blocked in both"
     if why:
         yield _Question(one.title, f"cost {less}", why=f"no comparison: {why}")
         return
-    shared = {*one.ks} & {*other.ks}
+    shared = {*one.levels} & {*other.levels}
     labels = (one.label, other.label)
     if shared:
         arms: Any = [(label, min(shared), one.main) for label in labels]
@@ -259,6 +271,9 @@ def _map_lines(one: Reader) -> list[dict[str, str]]:
         means = run.table(of_twin("curve", kind))["mean"]
         shown[kind] = signed(means[means.abs().idxmax()], 4)
     lines = [greatest | {"controls": beside(shown)}]
+    if "screen" in run.tables:
+        measure = "heads blocked, the first of a screen, which can miss the costliest"
+        lines.append({"measure": measure, "value": f"{len(cells)} of {len(run.table('screen'))}"})
     held = f"{percent(cells['held'].mean())}, {percent(cells['held'].max())}"
     lines.append({"measure": "attention that they held, mean and most", "value": held})
     for word in WORDS:
