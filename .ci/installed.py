@@ -50,10 +50,11 @@ for folder in packaged:
 subprocess.run(
     [str(Path(sys.executable).parent / "sinklab"), "--help"], check=True, stdout=subprocess.DEVNULL
 )
+# Each ends with `sinklab check` of itself.
 examples = sorted(Path(__file__).resolve().parents[1].glob("examples/add_a_*.py"))
 for example in examples:
     subprocess.run([sys.executable, "-I", str(example)], check=True)
 print(
     f"sinklab {sinklab.__version__}: installs without extras, imports torch alone, loads "
-    f"{len(packaged)} models, runs {len(examples)} plug-ins"
+    f"{len(packaged)} models, checks {len(examples)} plug-ins"
 )

@@ -2,12 +2,14 @@
 
 A function is all there is to it: it gets an attention call, and returns the one to make. To take
 keys away, write a selector in its place (`add_a_selector.py`). `--plugin add_a_intervention.py`
-makes it an edit of every command.
+makes it an edit of every command; ``sinklab check add_a_intervention.py`` says whether it keeps
+what edits promise.
 """
 
 from dataclasses import replace
 
 from sinklab.core.registry import interventions
+from sinklab.lab.cli import main
 
 
 @interventions.register("temper")
@@ -16,3 +18,7 @@ def temper(call, temperature=2.0):
     q_BHQD = call.q_BHQD.clone()
     q_BHQD[:, call.heads] /= temperature
     return replace(call, q_BHQD=q_BHQD)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(["check", __file__]))

@@ -1,5 +1,5 @@
 """An added sink in one file: keys without values. ``sinklab train --plugin FILE --sink-kind keys
---sink-count 1`` trains it.
+--sink-count 1`` trains it, ``sinklab check FILE`` says whether it can be trained and saved.
 """
 
 import torch
@@ -7,6 +7,7 @@ import torch
 from sinklab.core.registry import sinks
 from sinklab.core.subject import Sink
 from sinklab.lab.added_sinks import per_layer
+from sinklab.lab.cli import main
 
 
 @sinks.register("keys")
@@ -28,3 +29,7 @@ class KeySink(Sink):
 
     def prefix(self, model, length, lengths_B=None):
         return per_layer(model.sink_keys, torch.zeros_like(model.sink_keys))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(["check", __file__]))

@@ -1,10 +1,12 @@
 """A study of one's own: a run folder, a seed, resuming and a command for a few lines; see
-`sinklab.lab.studies.base`.
+`sinklab.lab.studies.base`. ``sinklab check add_a_study.py`` runs it with its defaults, and again
+after its files were lost.
 """
 
 from dataclasses import dataclass
 
 from sinklab.core.errors import Checked, limited
+from sinklab.lab.cli import main
 from sinklab.lab.registry import studies
 from sinklab.lab.studies.base import Study
 
@@ -28,3 +30,7 @@ class Lengths(Study):
 
     def results(self, runs, out, settings):
         return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in runs]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(["check", __file__]))

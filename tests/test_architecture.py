@@ -53,6 +53,7 @@ for _room in MAY_IMPORT:
     if _room.startswith("lab.") and _room != "lab.registry":
         MAY_IMPORT[_room] = MAY_IMPORT[_room] | {"lab.registry"}
 MAY_IMPORT["lab.studies"] = {*MAY_IMPORT}
+MAY_IMPORT["lab.checks"] = {*MAY_IMPORT}
 MAY_IMPORT["lab.short_road"] = {*MAY_IMPORT}
 LAB = {*MAY_IMPORT}
 MAY_IMPORT["lab.cli"] = {*LAB, "sinklab"}

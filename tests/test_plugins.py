@@ -14,8 +14,6 @@ import pytest
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-import sinklab
-from conformance.plugins import check_file
 from launched import launch
 from sinklab.core import registry
 from sinklab.lab.files import load_plugin
@@ -144,31 +142,6 @@ def test_one_of_every_kind_is_reached_by_name(here, python):
     assert "largest_share" in runs["b"].arrays("attention", sample=0)
     assert (runs["d"].info.model["sink_kind"], runs["e"].info.kind) == ("keys", "lengths")
     assert list((here / "page").glob("sinks_and_norms*.svg"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in REACHED if kind not in ("family", "figure")])
-def test_an_example_holds_what_the_package_relies_on(kind, scratch):
-    scratch(*registry.REGISTRIES.values())
-    load_plugin(file := EXAMPLES / f"add_a_{kind}.py")
-    assert check_file(file, {"shared_sinks": "shared_sinks:share=0.25"}) == [REACHED[kind][1]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_the_ideas_of_a_reader_run(number, scratch):
-    """Readers had ARCHITECTURE and five files."""
-    groups = ("rules", "selectors", "statistics", "removals", "interventions")
-    known = [registry.REGISTRIES[group] for group in groups]
-    scratch(*known)
-    before = [{*one} for one in known]
-    load_plugin(EXAMPLES.parent / "benchmarks" / "readers" / f"reader_{number}.py")
-    rule, keys, statistic, how, edit = (
-        name for one, names in zip(known, before, strict=True) for name in {*one} - names
-    )
-    edits = (f"block_keys:keys={keys},how={how}", edit)
-    run = sinklab.load("tiny").watch("The sea", 8, statistics=(statistic,), edits=edits)
-    assert statistic in run.arrays("attention", 0) and len(run.with_rule(rule).sinks())
 
 
 RULE = """

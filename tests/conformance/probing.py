@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conformance.values import check_text
 from sinklab.core.attention.received import attention_statistics
 from sinklab.core.instrument import (
     BlockKeys,
@@ -26,6 +25,7 @@ from sinklab.core.registry import interventions, rules, statistics
 from sinklab.core.sinks import Rule, find_sinks
 from sinklab.core.subject.canvas import Canvas
 from sinklab.lab.checkpoints.loading import load
+from sinklab.lab.checks import check_text
 from sinklab.lab.scoring.hidden_states import state_records
 
 

@@ -1,15 +1,11 @@
-"""Helpers that the suites share: the message of a refused call, the text of a value, and a tiny
-model.
-"""
+"""Helpers that the suites share: the message of a refused call, and a tiny model."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import LlamaConfig
 
-from sinklab.core.registry import Registry
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 
 
@@ -22,20 +18,6 @@ def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> st
     except of as error:
         return str(error)
     return ""
-
-
-def check_text(known: Registry, value: Any) -> Any:
-    """Hold a registered value, or the one that a text stands for, to what run folders and the
-    command line need, and return it: a frozen dataclass with a docstring, whose text is read as it
-    is. AssertionError says which of these does not hold.
-    """
-    value = known.parse(value)
-    kind: Any = type(value)
-    assert dataclasses.is_dataclass(value) and kind.__doc__, "it is no dataclass with a docstring"
-    assert kind.__dataclass_params__.frozen, "it can be changed; write @dataclass(frozen=True)"
-    text = known.as_text(value)
-    assert known.parse(text) == value, f"{text!r} is read as another value"
-    return value
 
 
 MASK_ID = 59

@@ -1,14 +1,15 @@
-"""What rules, schedules and caches are held to by name: their text, and for caches their suite."""
+"""What rules, schedules and caches are held to by name: their text, and for caches the suite of
+`sinklab check`.
+"""
 
 import pytest
 import torch
 
-from conformance.decoding import check_decoding
-from conformance.values import check_text
 from refusals import refused
 from sinklab.core.registry import caches, schedules, unmasking_rules
 from sinklab.core.subject import Canvas, DecodingSettings, denoise
 from sinklab.core.subject.schedules import Schedule
+from sinklab.lab.checks import check_decoding, check_text
 
 pytestmark = pytest.mark.ring("lab")
 

@@ -15,7 +15,6 @@ from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
 from sinklab.lab.scoring.arms import arm_losses, heldout_rows
-from sinklab.lab.studies import controls as twins
 from sinklab.lab.studies.curve import Curve, CurveSettings, masking_curve
 from sinklab.lab.studies.curve.figures import ablation, cost_rows, write_costs
 from sinklab.lab.studies.curve.figures import masking_curve as drawn_curve
@@ -104,15 +103,6 @@ def test_controls_are_measured_as_in_a_run_of_their_own(settings):
         for name in alone.tables:
             assert alone.table(name).equals(run.table(f"{name}-{kind}")), name
             assert not alone.table(name).equals(run.table(name))
-
-
-@pytest.mark.parametrize("little", [0, 1e12])
-def test_controls_that_nobody_asks_for_are_made_if_they_read_little(little, monkeypatch):
-    monkeypatch.setattr(twins, "LITTLE", little)
-    run = open_run(Curve()(tiny_loaded(), "run", replace(CURVE, ks=(1,), rows=1, twin=None)))
-    table = run.table("twins")
-    assert table["made"].all() == (little > 0) and table["made"].any() == (little > 0)
-    assert ("M tokens" in table["why"][0]) == (little == 0)
 
 
 def test_keys_that_keep_a_part_of_their_weight_are_a_curve_over_the_mass_removed(tmp_path):

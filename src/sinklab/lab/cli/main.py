@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import tyro
 
@@ -24,6 +25,7 @@ from sinklab.core.errors import one_of
 from sinklab.lab.cli.command import command_of
 from sinklab.lab.cli.options import (
     MARK,
+    REQUIRED,
     Command,
     Given,
     parsed,
@@ -85,6 +87,38 @@ class List(Command):
                     entry += f" ({', '.join(told)})" * bool(told)
                 about = (inspect.getdoc(value) or "").partition("\n\n")[0]
                 say(f"  {entry}\n{textwrap.indent(about, ' ' * 6)}")
+
+
+@registered.register("check")
+@dataclass(frozen=True)
+class Check(Command):
+    """Does a plug-in keep the promises of what it registers?
+
+    Each rule, statistic, edit, selector, removal, sink, cache, schedule and study that the file
+    registers is tried on small models. Exit status 1: one does not keep them.
+
+    Try
+        sinklab check my_rule.py
+        sinklab check my_selector.py shared_sinks:share=0.25
+    """
+
+    file: MARK.Positional[Path] = REQUIRED
+    """The plug-in."""
+    value: MARK.Positional[tuple[str, ...]] = ()
+    """Parts to check with other options than the defaults, as text."""
+    group = "check"
+
+    def run(self) -> None:
+        """Print the verdicts."""
+        from sinklab.lab.checks import verdicts
+
+        load_plugin(self.file)
+        lines = [*verdicts(self.file, self.value)]
+        if not lines:
+            raise ValueError(f"{self.file} registers nothing; examples/ has a file of each kind")
+        say("\n".join(lines))
+        if "FAILS" in "".join(lines):
+            raise SystemExit(1)
 
 
 def command_named(name: str) -> Command:
