@@ -2,10 +2,11 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from refusals import refused
-from sinklab.lab.analysis import cells_of, explained
+from sinklab.lab.analysis import Explained, cells_of
 
 SAMPLES, STEPS, PLACES = 8, 12, 24
 WEIGHTS = {"words": 0.5, "newline": 6.0, "punctuation": 2.0}
+SHARES = ("by_class", "by_position")
 
 
 def tokens(seed=0):
@@ -20,21 +21,31 @@ def mean_of(classes):
 
 
 def together(received, classes):
-    """Shares of samples, on the first axis."""
-    return explained([*map(cells_of, received, classes)])
+    """Samples, on the first axis, added up."""
+    return Explained([*map(cells_of, received, classes)])
+
+
+def values(found):
+    return [getattr(found, name).value for name in SHARES]
 
 
 def test_purely_semantic():
     classes = tokens()
     found = together(mean_of(classes), classes)
-    assert_allclose(found, [1, 0], atol=0.03)
+    assert_allclose(values(found), [1, 0], atol=0.03)
+    assert (
+        found.word == "semantic"
+        and found.by_class.low > 0.9
+        and found.class_over_position.above() is True
+    )
 
 
 def test_purely_positional():
     classes = tokens()
     received = np.broadcast_to(np.where(np.arange(PLACES) < 2, 8.0, 0.4), classes.shape)
     found = together(received, classes)
-    assert_allclose(found, [0, 1], atol=0.02)
+    assert_allclose(values(found), [0, 1], atol=0.02)
+    assert found.word == "positional" and found.class_over_position.above() is False
 
 
 def test_mixed_in_known_parts():
@@ -47,7 +58,8 @@ def test_mixed_in_known_parts():
         np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
     )
     found = together(received, classes)
-    assert_allclose(found, [0.25, 0.25], atol=0.01)
+    assert_allclose(values(found), [0.25, 0.25], atol=0.01)
+    assert found.word is None
 
 
 def test_what_class_and_position_share_is_told_by_either():
@@ -56,7 +68,8 @@ def test_what_class_and_position_share_is_told_by_either():
     classes = np.full((8, 20, 10), "words", dtype=object)
     classes[:, :, 0] = "bos"
     found = together(np.where(classes == "bos", 5.0, 0.5), classes)
-    assert_allclose(found, 1)
+    assert_allclose(values(found), 1)
+    assert found.word is None
 
 
 def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
@@ -65,7 +78,7 @@ def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
     for _ in range(100):
         places = rng.random((8, 1, 40)) < 0.1
         received = np.broadcast_to(0.5 + 6.0 * places, (8, 10, 40))
-        shares.append(together(received, rng.choice(["a", "b"], received.shape)))
+        shares.append(values(together(received, rng.choice(["a", "b"], received.shape))))
     assert np.abs(np.mean(shares, axis=0)).max() < 0.015
 
 
@@ -86,7 +99,7 @@ def test_the_fits_are_least_squares_on_the_other_samples():
             rows = design[others].reshape(-1, design.shape[-1])
             fit = design[out] @ np.linalg.lstsq(rows, received[others].ravel(), rcond=None)[0]
             told[which] += ((received[out] - mean) * (fit - mean)).sum()
-    assert_allclose(together(received, classes), told / spread)
+    assert_allclose(values(together(received, classes)), told / spread)
 
 
 def test_samples_of_different_lengths_add_up():
@@ -98,12 +111,16 @@ def test_samples_of_different_lengths_add_up():
         for sample, width in enumerate(widths)
     ]
     received[:3, :, 11:], classes[:3, :, 11:] = np.nan, None
-    assert_allclose(explained(short), together(received, classes))
+    found = Explained(short)
+    assert found.by_class.samples == SAMPLES
+    assert_allclose(values(found), values(together(received, classes)))
 
 
 def test_too_few_samples_nothing_to_explain_and_errors():
     classes = tokens()
-    assert np.isnan(together(mean_of(classes)[:5], classes[:5])).all()
-    assert np.isnan(together(np.ones((8, 5, 4)), np.full((8, 5, 4), "words"))).all()
+    few = together(mean_of(classes)[:5], classes[:5])
+    assert np.isnan(values(few)).all() and few.word is None and not few.by_class.is_interval
+    even = together(np.ones((6, 5, 4)), np.full((6, 5, 4), "words"))
+    assert np.isnan(values(even)).all() and even.word is None
     refused(r"shape \(2,\), classes \(3,\)", cells_of, [1, 2], ["a", "b", "c"])
     refused("position that holds a token", cells_of, [np.nan], ["a"])

@@ -144,9 +144,11 @@ def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
     study = one(make_study())
     assert set(study.measured.ages.label) == {"masked", "just committed", "committed", "prompt"}
     # All sinks are masks, yet most masks are no sinks; and the one sink is everywhere once.
-    by_class, by_position = one(make_study("more", samples=8)).measured.explained
-    assert 0 < by_class < 0.2 and by_position < 0.1
-    assert np.isnan(study.measured.explained).all()
+    explained = one(make_study("more", samples=8)).measured.explained
+    assert 0 < explained.by_class.value < 0.2 and explained.by_position.value < 0.1
+    assert (
+        np.isnan(study.measured.explained.by_class.value) and study.measured.explained.word is None
+    )
     for events_S, steps in zip(study.measured.events_NS, (STEPS, STEPS - 2), strict=True):
         assert events_S.nonzero()[0].tolist() == list(range(PROMPT, PROMPT + steps))
 
@@ -160,8 +162,16 @@ def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
     how = {"change": masks_alone, "samples": 8}
     plain, added = as_studies([make_study("p", **how), make_study("s", added=1, **how)])
     # What the added sink receives is nobody's class or place.
-    assert plain.measured.explained[0] == pytest.approx(1, abs=2e-3)
-    assert_allclose(plain.measured.explained, added.measured.explained, atol=1e-9)
+    assert (
+        plain.measured.explained.by_class.value == pytest.approx(1, abs=2e-3)
+        and plain.measured.explained.word == "semantic"
+    )
+    for name in ("by_class", "by_position"):
+        ends = [
+            (found.value, found.low, found.high)
+            for found in (getattr(r.measured.explained, name) for r in (plain, added))
+        ]
+        assert_allclose(*ends, atol=1e-9)
     both = one(make_study("both", added=1, text_share=0.25))
     assert both.measured.events_NS[0].nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS))
 
@@ -287,7 +297,7 @@ def test_what_a_run_did_not_record_is_none(make_study):
     assert study.layers == study.heads == layers_of(study) == [] and study.recorded == ()
     measured = study.measured
     assert measured.curve.empty and measured.rules.empty and study.cost is None
-    assert measured.motion is measured.sink_tokens is None
+    assert measured.motion is measured.sink_tokens is measured.explained is None
     with pytest.raises(NotRecorded, match=r"attention: .* of sample 0"):
         _ = received_of(study.samples[0])
     thin = one(make_study("thin", leave_out=("tokens", "value_norm")))

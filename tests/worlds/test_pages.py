@@ -65,23 +65,28 @@ def study_of(path, received_NTS, classes_NTS, **tables):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
-    assert np.abs(study.measured.explained).max() < 0.1
+    assert len(study.measured.explained.cells) == 8 and not study.measured.explained.word
+    assert study.measured.explained.class_over_position.reach > 0
     # one sink in twelve is at the start
     assert verdicts_of(study)[0].holds is False
 
 
-@pytest.mark.parametrize("place, where", [(1, "at_place"), (0, "on_class")])
-def test_a_page_finds_what_was_planted(tmp_path, place, where):
-    world = planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
-    shares = study_of(tmp_path / "run", *world).measured.explained
-    assert shares[place] > 0.2 > abs(shares[1 - place])
+@pytest.mark.parametrize("where, word", [("at_place", "positional"), ("on_class", "semantic")])
+def test_a_page_finds_what_was_planted(tmp_path, where, word):
+    study = study_of(
+        tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
+    )
+    assert study.measured.explained.word == word and len(study.measured.explained.cells) == 12
 
 
 def test_a_page_of_three_samples_says_so(tmp_path):
     study = study_of(
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
     )
-    assert np.isnan(study.measured.explained).all()
+    assert (
+        not study.measured.explained.by_class.is_interval
+        and len(study.measured.explained.cells) == 3
+    )
     assert not study.measured.motion.mobility_over.is_interval and not study.measured.motion.word
     assert [verdict.holds for verdict in verdicts_of(study)] == [None] * 2
 

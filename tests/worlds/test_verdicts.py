@@ -56,8 +56,9 @@ def test_at_most_one_page_in_ten_says_something_false_in_words_too(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SLOW)
-def test_motion(verdict, monkeypatch):
+def test_explained_variance_and_motion(verdict, monkeypatch):
     monkeypatch.setattr(trials, "POOL", 60)
+    monkeypatch.setattr(trials, "MANY", 400)
     check(SLOW[verdict], 60, 12)
 
 
@@ -67,6 +68,7 @@ def test_with_fewer_than_six_samples_nothing_is_said():
     for samples in (1, 3, 5):
         assert trials.starts(20, samples, 0.97, 0.02).told == 0
         assert trials.filters(20, samples, 0.975, 0.0015).told == 0
+        assert trials.semantic(3, samples, on_class=0.9).told == 0
         summary = trials.MotionSummary.pooled(
             trials.motion(planted.paths(rng, "moving")).overall for _ in range(samples)
         )

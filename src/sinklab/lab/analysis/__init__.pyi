@@ -6,8 +6,8 @@ from .estimates import Estimate as Estimate
 from .estimates import jackknife as jackknife
 from .estimates import mean_over as mean_over
 from .estimates import median_over as median_over
+from .explained import Explained as Explained
 from .explained import cells_of as cells_of
-from .explained import explained as explained
 from .movement import Motion as Motion
 from .movement import MotionSummary as MotionSummary
 from .movement import motion as motion

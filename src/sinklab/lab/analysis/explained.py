@@ -3,34 +3,91 @@ how much by its position.
 """
 
 # N samples, C classes or positions, X pairs of class and position
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sinklab.lab.analysis.estimates import FEWEST
+from sinklab.lab.analysis.estimates import FEWEST, Estimate, jackknife, mean_over
 
 
-def explained(cells: Sequence[pd.DataFrame]) -> np.ndarray:
-    """Shares (2,) of the variance of received attention that carry over from sample to sample with
-    the class of a token, and with its position.
+@dataclass(frozen=True)
+class Explained:
+    """Shares of the variance of received attention that carry over from sample to sample.
 
     Effects are fitted by least squares on all samples but one; the share is the covariance of that
     sample with the fit, over its variance, summed over the samples left out. Noise that lasts over
     the steps of a sample, such as a sink that stands still at a place of its own, explains 0 on
-    average. A share may be a little below 0 or above 1. NaN with fewer than 8 samples, and if
-    attention does not vary.
-
-    cells: `cells_of` each sample.
+    average. R^2 by squared errors is less than that by the error of the fit, about 1 / (samples -
+    1) of the noise. Intervals are the jackknife's over samples. A share may be a little below 0 or
+    above 1. NaN with fewer than 8 samples, and if attention does not vary.
     """
-    if len(cells) < FEWEST:
-        return np.full(2, np.nan)
-    whole = pd.concat([*cells], keys=range(len(cells)), names=["sample"])
-    whole = whole.unstack("sample", fill_value=0)
-    count_XN, total_XN, squares_XN = (
-        whole[name].to_numpy() for name in ("count", "total", "squares")
-    )
+
+    cells: Sequence[pd.DataFrame]
+    """`cells_of` each sample"""
+
+    @property
+    def by_class(self) -> Estimate:
+        """Share explained by the class of the token alone: the semantic score."""
+        return mean_over(self._shares[0])
+
+    @property
+    def by_position(self) -> Estimate:
+        """Share explained by the position alone: the positional score."""
+        return mean_over(self._shares[1])
+
+    @property
+    def class_over_position(self) -> Estimate:
+        """The semantic score less the positional one: above 0 sinks are rather semantic, below 0
+        rather positional.
+        """
+        return mean_over(self._shares[0] - self._shares[1])
+
+    @property
+    def word(self) -> str | None:
+        """Better explanation, "semantic" or "positional": the one that explains more, and more than
+        nothing; None when inconclusive.
+        """
+        more = self.class_over_position.above()
+        if more is None or not (self.by_class if more else self.by_position).above():
+            return None
+        return "semantic" if more else "positional"
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Shares explained by class and by position (2,), without their intervals, which take a fit
+        a sample.
+        """
+        return self._over(lambda shares, samples: shares(np.arange(samples)))
+
+    @cached_property
+    def _shares(self) -> np.ndarray:
+        """Pseudo-values (2, N) of the shares by class and by position; NaN for too few samples."""
+        return self._over(jackknife).reshape(2, -1)
+
+    def _over(self, how: Callable[..., np.ndarray]) -> np.ndarray:
+        """What ``how`` makes of the shares of some samples, and the number of all."""
+        samples = len(self.cells)
+        if samples < FEWEST:
+            return np.full(2, np.nan)
+        whole = pd.concat([*self.cells], keys=range(samples), names=["sample"])
+        whole = whole.unstack("sample", fill_value=0)
+        sums_3XN = np.array([whole[name] for name in ("count", "total", "squares")])
+        is_in_CX = [
+            (codes == np.arange(codes.max() + 1)[:, None]).astype(float)
+            for codes in map(np.asarray, whole.index.codes)
+        ]
+        return how(lambda some: _shares(sums_3XN[..., some], is_in_CX), samples)
+
+
+def _shares(sums_3XN: np.ndarray, is_in_CX: list[np.ndarray]) -> np.ndarray:
+    """Shares (2,) by class and by position over samples left out in turn; NaN if attention does not
+    vary.
+    """
+    count_XN, total_XN, squares_XN = sums_3XN
     count_N, total_N = count_XN.sum(0), total_XN.sum(0)
     spread = squares_XN.sum() - total_N.sum() ** 2 / count_N.sum()
     if spread <= 1e-12 * squares_XN.sum():
@@ -39,12 +96,11 @@ def explained(cells: Sequence[pd.DataFrame]) -> np.ndarray:
     mean_N = (total_N.sum() - total_N) / (count_N.sum() - count_N)
     apart_XN = total_XN - count_XN * mean_N
     shares = []
-    for codes_X in map(np.asarray, whole.index.codes):
-        is_in_CX = (codes_X == np.arange(codes_X.max() + 1)[:, None]).astype(float)
-        count_CN, total_CN = is_in_CX @ others_XN, is_in_CX @ sums_XN
+    for one_CX in is_in_CX:
+        count_CN, total_CN = one_CX @ others_XN, one_CX @ sums_XN
         # a class or a position that no other sample has is not told apart from the mean
         fit_CN = np.where(count_CN > 0, total_CN / np.maximum(count_CN, 1) - mean_N, 0)
-        shares.append((apart_XN * (is_in_CX.T @ fit_CN)).sum() / spread)
+        shares.append((apart_XN * (one_CX.T @ fit_CN)).sum() / spread)
     return np.array(shares)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.core.sinks import STATES, Rule
-from sinklab.lab.analysis import Estimate, cells_of, explained, mean_over
+from sinklab.lab.analysis import Estimate, Explained, cells_of, mean_over
 from sinklab.lab.analysis.counts import ratio
 from sinklab.lab.analysis.facts import COUNTS, EDGES, EPSILONS, HEADS, MOTION, WIDE, rules_beside
 from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion_word, summarised
@@ -200,10 +200,13 @@ class Measured:
         """How the main sink of every head of each sample moves."""
         return _joined(self._all("motions"))
 
-    @property
-    def explained(self) -> np.ndarray:
-        """Shares (2,) of received attention that the class and the position of tokens explain."""
-        return explained(self._all("explained"))
+    @cached_property
+    def explained(self) -> Explained | None:
+        """How much of received attention the class and the position of tokens explain; None without
+        tokens.
+        """
+        parts = self._all("explained")
+        return Explained(parts) if parts else None
 
     @property
     def strongest_keys(self) -> pd.DataFrame:
@@ -363,8 +366,8 @@ def _tokens(sample: Sample) -> dict[str, Any]:
     # a head's share counts alike however long the sequence is
     score_TK = sample.facts["share_TK"] * sample.positions_T[:, None]
     labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
-    cells = cells_of(score_TK[:, sample.added :], labels["class"][:, sample.added :])
-    return {"explained": cells} | {
+    explained = cells_of(score_TK[:, sample.added :], labels["class"][:, sample.added :])
+    return {"explained": explained} | {
         name: tallied(values_TK, sample.facts["events_TK"]) for name, values_TK in labels.items()
     }
 

@@ -10,7 +10,6 @@ import pandas as pd
 
 from sinklab.core.errors import one_of
 from sinklab.lab.analysis import Verdict, holm, mean_over, ninety_six, start_only
-from sinklab.lab.analysis.differences import INCONCLUSIVE
 from sinklab.lab.analysis.estimates import FEWEST, SEEDS, jackknife
 from sinklab.lab.analysis.words import CONTROLS
 from sinklab.lab.records import Run
@@ -77,6 +76,7 @@ TRAINING_TABLES: dict[str, Callable[[Training], Any]] = {
 
 TEXT_SINK = "greatest text sink"
 MOBILITY = "(0 static, 1 moving)"
+BY_CLASS = "attention explained by class of token, %"
 SHORT = "value norm, text sinks over other text"
 VERDICTS: Mapping[bool, Mapping[bool | None, str]] = {
     True: {True: "seen", False: "not seen", None: "inconclusive"},
@@ -131,18 +131,21 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
 
 
 def _verdicts(study: Study) -> dict[str, str]:
-    """The verdict of the measures that have one: how sinks move, and whether their values are
-    short.
+    """The verdict of the measures that have one: how sinks move, what explains them, and whether
+    their values are short.
     """
     if not study.layers:
         return {}
-    found: dict[str, str] = {}
-    motion, norms = study.measured.motion, study.measured.norm_ratio
+    found: dict[str, str | None] = {}
+    motion, explained = study.measured.motion, study.measured.explained
     if motion is not None and motion.mobility_over.samples:
-        found[f"mobility of the main sink {MOBILITY}"] = motion.word or INCONCLUSIVE
-    if norms.samples:
-        found[SHORT] = {True: "longer", False: "shorter", None: INCONCLUSIVE}[norms.above(1)]
-    return found
+        found[f"mobility of the main sink {MOBILITY}"] = motion.word
+    if explained is not None:
+        found[BY_CLASS] = explained.word
+    ratio = study.measured.norm_ratio
+    if ratio.samples:
+        found[SHORT] = {True: "longer", False: "shorter", None: ""}[ratio.above(1)]
+    return {name: word or "inconclusive" for name, word in found.items()}
 
 
 def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFrame:
@@ -306,13 +309,14 @@ def _motion(measured: Any) -> dict[str, float]:
 
 def _tokens(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
-    tokens = measured.sink_tokens
+    tokens, explained = measured.sink_tokens, measured.explained
     if tokens is not None and tokens["events"].any():
         for mask in tokens[tokens["label"] == MASK].itertuples():
             found["sinks that are masks, %"] = 100 * mask.frequency
             found["enrichment of masks among sinks"] = mask.enrichment
-    for name, share in zip(("class of token", "position"), measured.explained, strict=True):
-        found[f"attention explained by {name}, %"] = 100 * share
+    if explained is not None:
+        found[BY_CLASS] = 100 * explained.shares[0]
+        found["attention explained by position, %"] = 100 * explained.shares[1]
     return found
 
 
