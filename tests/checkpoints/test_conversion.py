@@ -1,15 +1,14 @@
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from causal_toys import CAUSAL, save_causal
+from causal_toys import save_causal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from refusals import refused, refusing
+from refusals import refused
 from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import from_causal, load
 from tiny_diffusion import save_tiny
@@ -55,9 +54,8 @@ def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_tok
     assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
 
 
-@pytest.mark.parametrize("family", CAUSAL)
-def test_the_shift_puts_the_causal_prediction_at_the_token_it_predicts(tmp_path, family):
-    causal = save_words(tmp_path, family)
+def test_the_shift_puts_the_causal_prediction_at_the_token_it_predicts(tmp_path):
+    causal = save_words(tmp_path, "qwen3")
     model = from_causal(tmp_path, logit_shift=True).model
     with torch.inference_mode():
         assert torch.equal(model(IDS, causal=True).logits[:, 1:], causal(IDS).logits[:, :-1])
@@ -155,17 +153,6 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path):
 def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
     save_words(tmp_path, rows=WORDS)
     refused(message, from_causal, tmp_path, **settings)
-
-
-def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
-    save_words(tmp_path, rows=WORDS - 2)
-    message = (
-        f"in the embedding of {tmp_path}, but its largest id is {WORDS - 1} "
-        f"('w{WORDS - 1}') and the embedding"
-    )
-    with refusing(re.escape(message)) as caught:
-        from_causal(tmp_path)
-    assert "38 rows; take the tokenizer" in str(caught.value)
 
 
 def test_a_diffusion_model_is_no_start(tmp_path):

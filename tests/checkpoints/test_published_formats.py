@@ -34,19 +34,9 @@ def test_a_tied_head_is_the_embedding(tmp_path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, tensors["model.transformer.wte.weight"].bfloat16())
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    # some files have it all the same
-    head, stored = (
-        "model.transformer.ff_out.weight",
-        tensors["model.transformer.wte.weight"].clone(),
-    )
-    save_file({**tensors, head: stored}, folder / "model.safetensors")
-    assert torch.equal(load(folder).model.lm_head.weight, stored)
-    stored[7] += 1
-    save_file({**tensors, head: stored}, folder / "model.safetensors")
-    refused("but the head of .* is another", load, folder)
 
 
-@pytest.mark.parametrize("sink, gate", [(0, False), (1, False), (0, True), (1, True)])
+@pytest.mark.parametrize("sink, gate", [(0, False), (1, True)])
 def test_fused_and_interleaved_projections(tmp_path, sink, gate):
     folder, tensors = toys.smdm(tmp_path, sink, gate)
     model = load(folder).model

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import accelerate
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -177,13 +176,12 @@ def test_a_processor_is_asked_what_type_it_multiplies(tmp_path, monkeypatch, fla
     assert materialize.machine_type("mps") == torch.float32
 
 
-@pytest.mark.parametrize("where", [{}, {"device": "cpu"}, {"device_map": {"": "cpu"}}])
-def test_a_model_has_the_type_that_suits_its_machine_and_says_so(tmp_path, monkeypatch, where):
+def test_a_model_has_the_type_that_suits_its_machine_and_says_so(tmp_path, monkeypatch):
     folder = save_tiny(tmp_path)
     for flags, expected in (("avx2", torch.float32), ("avx512_bf16", torch.bfloat16)):
         Path("cpuinfo").write_text(flags)
         monkeypatch.setattr(materialize, "CPU_FLAGS", tmp_path / "cpuinfo")
-        loaded = load(folder, dtype="machine", **where)
+        loaded = load(folder, dtype="machine")
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {expected}
         assert f"weights in {expected}, which suits this machine" in loaded.notes
     # what config.json says stays what it was
@@ -200,22 +198,11 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("device_map", ["auto", "sequential", {"": "cpu"}, SPLIT])
+@pytest.mark.parametrize("device_map", ["auto", SPLIT])
 def test_device_maps(tmp_path, device_map):
     folder = save_tiny(tmp_path, 1, gate="elementwise")
     assert torch.equal(logits(folder, device_map=device_map), logits(folder))
     refused("cannot be read and placed: .*autp?", load, folder, device_map="autp")
-
-
-def test_the_hooks_of_accelerate_let_sink_and_gate_through(tmp_path):
-    folder = save_tiny(tmp_path, 2, gate="elementwise")
-    model, hooked = load(folder).model, load(folder).model
-    places = {name: "cpu" for name, _ in hooked.named_children()} | {"sink_embeddings": "cpu"}
-    with pytest.warns(UserWarning, match="sink_embeddings"):
-        accelerate.dispatch_model(hooked, places, force_hooks=True)
-    assert hasattr(hooked.gates[1], "_hf_hook")
-    with torch.inference_mode():
-        assert torch.equal(hooked(IDS).logits, model(IDS).logits)
 
 
 def test_a_device_by_number_is_not_the_cpu(tmp_path):

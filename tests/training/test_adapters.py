@@ -119,12 +119,8 @@ def test_another_base_is_refused_in_two_lines(adapted, settings, trained):
 LAYER = "model.layers.1.self_attn"
 DAMAGE = {
     f"{LAYER}.q_proj.lora_A": lambda tensors: tensors.pop(f"{LAYER}.q_proj.lora_A.weight"),
-    r"sink_embeddings is not in it": lambda tensors: tensors.pop("sink_embeddings"),
     r"model\.norm\.weight is not asked for": lambda tensors: tensors.update(
         {"model.norm.weight": torch.ones(32)}
-    ),
-    r"\(2, 32\), expected \(4, 32\)": lambda tensors: tensors.update(
-        {f"{LAYER}.o_proj.lora_A.weight": torch.ones(2, 32)}
     ),
     r"v_proj\.lora_B\.weight holds NaN or infinity": lambda tensors: tensors[
         f"{LAYER}.v_proj.lora_B.weight"

@@ -91,11 +91,11 @@ KILLS = ("before_a_rename('run.json')", "in_a_checkpoint(2)")
 def killed(settings, tmp_path_factory, python):
     """Runs by how they were killed, a call in the script: each in a fork of one process."""
     room = tmp_path_factory.mktemp("killed")
-    stream = {"streaming": True}
+    some = replace(settings, steps=6, save_every=2, monitor_every=3)
     short = replace(settings, steps=3, save_every=2, monitor_every=1)
     runs = {
-        "in_a_checkpoint(8)": replace(settings, out=str(room / "memory")),
-        "with_killer(7)": replace(settings, out=str(room / "stream"), **stream),
+        "in_a_checkpoint(4)": replace(some, out=str(room / "memory")),
+        "with_killer(3)": replace(some, out=str(room / "stream"), streaming=True),
         **{
             kill: replace(short, out=str(room / f"run-{place}")) for place, kill in enumerate(KILLS)
         },
@@ -116,16 +116,16 @@ def assert_same(one, other):
 
 @pytest.mark.slow
 def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(killed):
-    for one in (killed["in_a_checkpoint(8)"], killed["with_killer(7)"]):
+    for one in (killed["in_a_checkpoint(4)"], killed["with_killer(3)"]):
         folder = Path(one.out)
         assert open_run(folder).info.status == "running"
-        assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-4"]
+        assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-2"]
         train(one)
         whole = replace(one, out=f"{folder.name}-whole")
         train(whole)
         assert_same(folder, whole.out)
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        assert kept == ["checkpoint-12", "checkpoint-8"], "nothing half-written stays, two are kept"
+        assert kept == ["checkpoint-4", "checkpoint-6"], "nothing half-written stays, two are kept"
 
 
 @pytest.mark.slow

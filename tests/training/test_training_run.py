@@ -127,19 +127,13 @@ def test_a_complete_run_and_one_of_other_settings_or_text_are_left_alone(setting
     [
         ({"hidden_size": 34, "heads": 4}, r"hidden size \(34\) is not a multiple"),
         ({"hidden_size": 34, "heads": 2}, "even rotary dimension"),
-        ({"steps": 0}, "steps must be at least 1, but is 0"),
         ({"time_sampler": "low_discrepency"}, "did you mean 'low_discrepancy'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
         ({"length": 100_000}, "do not fill one row of 100000"),
-        ({"heldout": "nowhere"}, "nowhere does not exist"),
         ({"corpus": "nowhere"}, "nowhere does not exist"),
         (
             {"objective": "autoregressive", "gate": "elementwise"},
             "trains a plain decoder, without sink or gate .* leave out gate",
-        ),
-        (
-            {"objective": "autoregressive", "causal_start": 0.2},
-            "causal throughout; leave out causal_start",
         ),
         (
             {"train_only": "sink", "sink_kind": "token", "sink_count": 1},
