@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,7 @@ def test_an_interrupted_run_asks_for_what_is_missing(finished, monkeypatch):
     sizes = asked_for(monkeypatch)
     resumed = run_toys(progress=said.append)
     assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
-    asked = ["toy_texts", "toy_choices", "toy_ends"]
-    assert said == [*asked[:2], *asked[1:]]
+    assert [task for task, _ in groupby(said)] == ["toy_texts", "toy_choices", "toy_ends"]
     assert resumed.info.status == "complete"
     same(resumed, finished)
     sizes.clear()
