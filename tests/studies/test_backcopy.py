@@ -286,14 +286,11 @@ def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says(monkeypatc
 
 
 @pytest.mark.slow
-def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_seed():
-    """The precondition of any contrast: one layer, 3 of 3 seeds, a mean weight above 0.3 on
-    position 0.
-    """
-    for seed in range(3):
-        source = Source(seed)
-        model = study.trained(source, "causal", "plain", 1, 280)
-        rows = rows_of(source, "causal", 128, study.MEASURED + seed)
-        with torch.no_grad():
-            assert max(head["first"] for head in study.heads(model, rows)) > study.WEIGHT
-            assert study.scored(model, source, rows)["over"] < study.NEAR
+def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token():
+    """The precondition of any contrast: one layer, a mean weight above 0.3 on position 0."""
+    source = Source(0)
+    model = study.trained(source, "causal", "plain", 1, 200)
+    rows = rows_of(source, "causal", 128, study.MEASURED)
+    with torch.no_grad():
+        assert max(head["first"] for head in study.heads(model, rows)) > study.WEIGHT
+        assert study.scored(model, source, rows)["over"] < study.NEAR

@@ -16,9 +16,7 @@ from sinklab.core.instrument.edits.dose import MEASURED
 from sinklab.core.sinks import Excess
 from sinklab.core.subject import Canvas
 from sinklab.lab.measures import MaskSinks, Random, WindowAttention, by_protocol
-from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import by_last_query
-from sinklab.lab.scoring.task import Task
 from sinklab.lab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
 from sinklab.lab.studies.benchmarks.requests import needs_own_batch, write_batch
 from sinklab.lab.studies.benchmarks.study import EvalSettings
@@ -46,14 +44,8 @@ def one_by_one(loaded, each, edits=()):
     settings = StudySettings(
         new_tokens=NEW, block_length=BLOCK if loaded.family == "diffusion" else 32
     )
-    task = Task(
-        loaded,
-        Prompt("", each.ids, (False,) * len(each.ids)),
-        settings,
-        each.seed,
-        seeded(edits, each.seed),
-    )
-    with task.writing() as writer:
+    texts = Writing(loaded, [each], settings, NEW, seeded(edits, each.seed), ends=False)
+    with texts.begin() as writer:
         *_, last = writer.steps()
     return ended(loaded, last.moment().written.tolist(), (), each.ids[-1:])[1]
 

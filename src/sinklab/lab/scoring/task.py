@@ -1,8 +1,7 @@
 """One text of a study: its settings, and the checks before anything runs."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from sinklab.core.subject import Canvas, DecodingSettings, TokenSampling
@@ -11,8 +10,6 @@ from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring.prompts import Prompt
 from sinklab.lab.scoring.requests import needs_mask, start_token
 from sinklab.lab.scoring.writing import (
-    Writer,
-    Writing,
     WritingRequest,
     canvas_of,
     check_context,
@@ -90,32 +87,15 @@ class Task:
             tokens = self.prompt.ids.count(self.loaded.config.mask_token_id)
         return max(self.settings.steps or 0, tokens)
 
-    def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
-        """A writer of the text, under its edits and these for the length of the block."""
-        settings = replace(self.settings, seed=self.seed)
-        edits = (*self.edits, *more_edits)
-        ids = self.prompt.ids
-        if not self.is_diffusion:
-            ids = tuple(self.started())
-        request = WritingRequest(ids, (), self.seed)
-        texts = Writing(
-            self.loaded,
-            [request],
-            settings,
-            settings.new_tokens,
-            edits,
-            False,
-            settings.full_forward,
-        )
-        return texts.begin()
-
-    def started(self) -> list[int]:
-        """The ids that an autoregressive model starts from: it needs one at least.
+    def started(self) -> tuple[int, ...]:
+        """The ids that the text starts from: an autoregressive model needs one at least.
 
         Raises:
-            ValueError: for an empty prompt if the model names no beginning or end of text.
+            ValueError: for an empty prompt if such a model names no beginning or end of text.
         """
-        return list(self.prompt.ids) or [start_token(self.loaded, "the prompt", "give a prompt")]
+        if self.is_diffusion or self.prompt.ids:
+            return self.prompt.ids
+        return (start_token(self.loaded, "the prompt", "give a prompt"),)
 
     def canvas(self) -> Canvas:
         """The canvas of a diffusion model. Raises ValueError for a prompt that does not fit."""

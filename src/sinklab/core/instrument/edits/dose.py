@@ -65,24 +65,6 @@ class Dose:
     """Totals by name, as in `MEASURED`: a sum, and the number of entries it is over."""
 
     @classmethod
-    def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
-        """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone;
-        None for all.
-        """
-        rows: Any = slice(None)
-        if rows_B is not None:
-            rows = rows_B
-        return cls.pooled(
-            cls(
-                {
-                    name: (total_B[rows].sum().item(), many_B[rows].sum().item())
-                    for name, (total_B, many_B) in by_name
-                }
-            )
-            for by_name in (by_row(record).items() for record in removals)
-        )
-
-    @classmethod
     def pooled(cls, doses: Iterable[Dose]) -> Dose:
         """The dose of several together, every entry with equal weight."""
         totals: dict[str, tuple[float, float]] = {}

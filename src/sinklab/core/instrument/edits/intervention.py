@@ -15,7 +15,7 @@ from sinklab.core.attention.context import decoding_run, module_of
 from sinklab.core.compat import config_value
 from sinklab.core.errors import check_count
 from sinklab.core.instrument.backends import no_call_message
-from sinklab.core.instrument.edits.dose import Dose
+from sinklab.core.instrument.edits.dose import Dose, by_row
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.instrument.tap import Listener
 from sinklab.core.registry import interventions
@@ -122,7 +122,13 @@ class InterventionLog(Listener):
 
     def dose(self, label: str | None = None) -> Dose:
         """Dose of one edit (`RemovalRecord.label`), or of all together: to stand beside a score."""
-        return Dose.of(record for record in self.removals if label in (None, record.label))
+        records = [record for record in self.removals if label in (None, record.label)]
+        return Dose.pooled(
+            Dose(
+                {name: (float(sum_B.sum()), float(many_B.sum())) for name, (sum_B, many_B) in rows}
+            )
+            for rows in (by_row(record).items() for record in records)
+        )
 
 
 @runtime_checkable

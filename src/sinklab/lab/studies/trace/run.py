@@ -3,7 +3,7 @@
 # T recorded steps, L layers, H heads, K keys, S canvas positions
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -91,14 +91,18 @@ def follow(tasks: list[Task], selection: Selection, tick: Tick) -> list[Followed
     are to be recorded run under a trace.
     """
     task = tasks[0]
-    under = task.writing()
-    if len(tasks) > 1:
-        requests = [WritingRequest(one.prompt.ids) for one in tasks]
-        texts = Writing(task.loaded, requests, task.settings, task.settings.new_tokens, ends=False)
-        under = texts.begin()
+    texts = Writing(
+        task.loaded,
+        [WritingRequest(one.started()) for one in tasks],
+        replace(task.settings, seed=task.seed),
+        task.settings.new_tokens,
+        task.edits,
+        ends=False,
+        full_forward=task.settings.full_forward,
+    )
     followed: list[Followed] = []
     writer: Any
-    with under as writer:
+    with texts.begin() as writer:
         for one, pad in zip(tasks, writer.pad_B.tolist(), strict=True):
             followed.append((Recorder(one, selection, pad=pad), [], writer.log))
         canvas = writer.canvas if task.is_diffusion else None
