@@ -20,6 +20,7 @@ INTERVENTIONS = [
     "block_keys:keys=top:k=1,queries=masked,when=clean",
     "block_keys:keys=top:k=2,how=shuffle_value",
     "block_keys:keys=top:k=2,how=weaken:beta=0.25,when=now",
+    "block_keys:keys=top:k=1,how=share:to=0.001",
     "block_keys:keys=random:like=(sinks:rule=excess:epsilon=0.5,k=2),when=now",
     "block_keys:keys=(equal_mass:like=top:k=1,rule=excess:epsilon=0.9,arm=keys),when=now",
     "block_keys:keys=others:like=top:k=2,beyond=2,when=now",
@@ -27,6 +28,7 @@ INTERVENTIONS = [
     "lone_rows:rows=0+5,heads=1",
     "window_attention:radius=2,keep=0..2,heads=1",
     "clip_channel:channels=3+7,limit=0.1,layers=0",
+    "amplify:positions=1+4,scale=3,mean=channels",
 ]
 
 

@@ -15,6 +15,8 @@ from sinklab.core.instrument.edits.block_keys import BlockKeys
 from sinklab.core.sinks import find_sinks
 from sinklab.core.subject import Canvas
 from sinklab.lab.measures import MaskPositions
+from sinklab.lab.measures.amplify import Amplify
+from sinklab.lab.scoring import state_records
 from tiny_diffusion import tiny_model
 from tiny_models import llama
 
@@ -47,9 +49,10 @@ class OneCall(torch.nn.Module):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_row_is_that_of_the_closed_form(causal):
+@pytest.mark.parametrize("how", ["weaken:beta=0.25", "share:to=0.1"])
+def test_a_row_is_that_of_the_closed_form(how, causal):
     model, some = OneCall(causal), [2, 4]
-    edit = MaskPositions(some, how="weaken:beta=0.25", heads=(0, 3))
+    edit = MaskPositions(some, how=how, heads=(0, 3))
     with intervene(model, edit) as log:
         ours_BHQD = model()
     weights_BHQS, v_BHSD = model.dense()
@@ -57,6 +60,8 @@ def test_a_row_is_that_of_the_closed_form(causal):
     o_BHQD = weights_BHQS @ v_BHSD
     mean_BHQD = weights_BHQS[..., some] @ v_BHSD[:, :, some] / p_BHQ1.clamp_min(1e-30)
     left_BHQ1 = torch.full_like(p_BHQ1, 0.25)
+    if how.startswith("share"):
+        left_BHQ1 = (0.1 * (1 - p_BHQ1) / (0.9 * p_BHQ1)).nan_to_num(posinf=1)
     left_BHQ1[:, 1:3] = 1
     less = 1 - left_BHQ1
     theirs_BHQD = o_BHQD + less * p_BHQ1 * (o_BHQD - mean_BHQD) / (1 - less * p_BHQ1)
@@ -64,6 +69,8 @@ def test_a_row_is_that_of_the_closed_form(causal):
     now_BHQ1 = left_BHQ1 * p_BHQ1 / (1 - less * p_BHQ1)
     removed_BH = (p_BHQ1 - now_BHQ1)[:, [0, 3], :, 0].mean(-1)
     assert_close(log.removals[0]["removed"][:, 0], removed_BH.float(), rtol=0, atol=1e-6)
+    if how.startswith("share") and not causal:
+        assert_close(now_BHQ1[:, [0, 3]], torch.full((2, 2, 7, 1), 0.1).double())
 
 
 def test_fractions_at_both_ends_are_blocked_keys_and_nothing():
@@ -76,8 +83,43 @@ def test_fractions_at_both_ends_are_blocked_keys_and_nothing():
     assert log.removals[0]["removed"].abs().max() < 1e-6
     with torch.no_grad():
         assert_close(outputs[2], model(IDS).logits)
-    with refusing("at most 1"):
-        BlockKeys("top:k=1", how="weaken:beta=1.5")
+
+
+def test_a_row_that_sees_nothing_else_keeps_its_keys():
+    model = OneCall(True)
+    with intervene(model, MaskPositions((0,), how="share:to=0.3")):
+        ours_BHQD = model()
+    assert_close(ours_BHQD[:, :, 0], model.v.repeat_interleave(2, 1)[:, :, 0])
+    for how, says in (("weaken:beta=1.5", "at most 1"), ("share:to=1", "less than 1")):
+        with refusing(says):
+            BlockKeys("top:k=1", how=how)
+
+
+@pytest.mark.parametrize("mean", ["channels", "positions", "none"])
+def test_amplified_states_are_spread_about_their_mean(mean):
+    model = tiny_model()
+    states = []
+    layer = model.model.layers[0]
+    edit = Amplify(positions=(2, 5), scale=4.0, mean=mean, layers=(0,))
+    for edits in ((), (edit,)):
+        hook = layer.register_forward_hook(lambda *given: states.append(given[-1]), prepend=True)
+        after = model.model.layers[1].register_forward_pre_hook(
+            lambda *given: states.append(given[1][0])
+        )
+        with torch.no_grad(), intervene(model, *edits) as log:
+            model(IDS)
+        hook.remove(), after.remove()
+    given_BQD = torch.as_tensor(states[0])
+    read_BQD = torch.as_tensor(states[3])
+    means = {
+        "channels": given_BQD[:, [2, 5]].mean(-1, keepdim=True),
+        "positions": given_BQD.mean(1, keepdim=True),
+        "none": torch.zeros(()),
+    }
+    expected_BQD = given_BQD.clone()
+    expected_BQD[:, [2, 5]] = 4 * (given_BQD[:, [2, 5]] - means[mean]) + means[mean]
+    assert_close(read_BQD, expected_BQD)
+    assert {record.layer for record in state_records(log)} == {0}
 
 
 def test_shares_of_a_row_are_those_of_the_dense_map():

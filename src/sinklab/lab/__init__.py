@@ -6,7 +6,7 @@ PROVIDES = {
     "commands": "cli.main cli.models cli.reports cli.tour",
     "denoisers": "caching.session",
     "families": "checkpoints.families checkpoints.formats",
-    "interventions": "measures.patch measures.positions scoring.hidden_states",
+    "interventions": "measures.amplify measures.patch measures.positions scoring.hidden_states",
     "figures": "reports.figures studies.curve.figures",
     "removals": "measures.partial measures.values",
     "rules": "analysis.rules",
