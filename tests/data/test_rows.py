@@ -1,8 +1,9 @@
 import pickle
 
 import torch
+from torch.utils.data import default_collate
 
-from sinklab.lab.data import Rows, collate
+from sinklab.lab.data import Rows
 
 
 def numbered(rows=7, length=3):
@@ -37,7 +38,7 @@ def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_m
         "attention_RS": ids_RS > 5,
     }
     rows = Rows(ids_RS, **parts, seed=1, total=14)
-    batch = collate([rows[n] for n in range(8, 12)])
+    batch = default_collate([rows[n] for n in range(8, 12)])
     ids_BS = batch["input_ids"]
     assert ids_BS.shape == (4, 3)
     assert ids_BS.dtype == batch["row"].dtype == torch.int64

@@ -4,12 +4,11 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from refusals import refused
 from sinklab.lab.data import (
     StreamedRows,
-    collate,
     pack,
     read_corpus,
     streams,
@@ -97,11 +96,11 @@ def test_held_out_rows_are_left_out_in_every_pass(tmp_path):
 
 def test_a_loader_with_one_worker_reads_the_same(tmp_path):
     folder = corpus(tmp_path)
-    expected = collate(list(islice(stream(folder), 4, 8)))
+    expected = default_collate(list(islice(stream(folder), 4, 8)))
     # read to the end: a worker of an endless stream that is left is waited for, five seconds
     rows = pickle.loads(pickle.dumps(stream(folder, repeat=False)))
     for workers in (0, 1):
-        loader = DataLoader(rows, batch_size=4, num_workers=workers, collate_fn=collate)
+        loader = DataLoader(rows, batch_size=4, num_workers=workers)
         _, batch, *_ = loader
         assert batch.keys() == {"input_ids", "row", "cursor"}
         assert all(torch.equal(batch[name], expected[name]) for name in expected)

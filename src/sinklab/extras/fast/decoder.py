@@ -486,25 +486,18 @@ class FastDenoiser(ColumnDenoiser):
         if tap is None and not self.is_fast:
             return super().states(ids_BS, columns, output_index_Q, store, mask)
         assert self._geometry is not None, "geometry() comes first"
-        if tap is not None:
-            embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
-            with running(ids_BS, columns), told(tap) as heard:
-                return self._fast(
-                    embeds_BWE,
-                    self._geometry,
-                    columns,
-                    output_index_Q,
-                    store,
-                    mask,
-                    heard=heard,
-                )
         is_partial = type(store) is KeyValueStore and store.columns is columns
-        if is_partial and isinstance(columns, slice) and reads_wait(ids_BS.device) and mask is ...:
+        may_replay = is_partial and tap is None and mask is ... and reads_wait(ids_BS.device)
+        if may_replay and isinstance(columns, slice):
             # numbers on the device: the same kernels for every block
             columns = torch.arange(columns.start, columns.stop, device=ids_BS.device)
             store.columns = columns
         embeds_BWE = self.model.model.embed_tokens(take(ids_BS, columns))
-        return self._fast(embeds_BWE, self._geometry, columns, output_index_Q, store, mask)
+        given = (embeds_BWE, self._geometry, columns, output_index_Q, store, mask)
+        if tap is None:
+            return self._fast(*given)
+        with running(ids_BS, columns), told(tap) as heard:
+            return self._fast(*given, heard=heard)
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""

@@ -25,7 +25,6 @@ from sinklab.lab.files import refused
 
 DeviceMap = str | dict[str, Any]
 CPU_FLAGS = Path("/proc/cpuinfo")
-HEAD = "lm_head.weight"
 
 # what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may
 # have of each

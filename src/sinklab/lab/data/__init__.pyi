@@ -7,7 +7,6 @@ from .pairs import read_pairs as read_pairs
 from .rows import SPECIAL_TOKENS as SPECIAL_TOKENS
 from .rows import Rows as Rows
 from .rows import begin_rows as begin_rows
-from .rows import collate as collate
 from .rows import pack as pack
 from .rows import row_start as row_start
 from .rows import train_tokenizer as train_tokenizer

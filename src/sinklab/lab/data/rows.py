@@ -3,7 +3,7 @@
 # R rows, S sequence, B batch
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, cast
 
@@ -240,10 +240,3 @@ def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tenso
     """One row as batches hold it: ids int64, the rest as it is, and the ordinal in the run."""
     ids_S = columns["input_ids"].long()
     return {**columns, "input_ids": ids_S, "row": torch.tensor(ordinal)}
-
-
-def collate(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack rows into a batch: ``input_ids`` (B, S), ``row`` (B,), and any other tensor of every
-    row.
-    """
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

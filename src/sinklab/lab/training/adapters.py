@@ -117,15 +117,10 @@ def check_start(model: Any, settings: TrainSettings) -> AdapterFile:
     """
     file = str(settings.adapters)
     facts, tensors = read_adapters(file)
-    is_causal = facts.objective == "autoregressive"
-    wanted = {"lora_rank": facts.rank, **facts.settings}
-    here = {
-        "lora_rank": settings.lora_rank,
-        **{name: getattr(model.config, name) for name in facts.settings},
-    }
+    wanted = {"lora_rank": facts.rank, "objective": facts.objective, **facts.settings}
+    here = {"lora_rank": settings.lora_rank, "objective": settings.objective}
+    here |= {name: getattr(model.config, name) for name in facts.settings}
     other = {name: value for name, value in wanted.items() if here[name] != value}
-    if is_causal != (settings.objective == "autoregressive"):
-        other["objective"] = facts.objective
     if other:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
         raise ValueError(

@@ -36,7 +36,9 @@ def check(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    given = changed(settings, "sink_count", "gate", "attention", "causal_start", "block_length")
+    plain = TrainSettings()
+    names = ("sink_count", "gate", "attention", "causal_start", "block_length")
+    given = [name for name in names if getattr(settings, name) != getattr(plain, name)]
     if settings.objective == "autoregressive" and given:
         raise ValueError(
             "an autoregressive run trains a plain decoder, without sink or gate and causal "
@@ -62,12 +64,6 @@ def _check_together(settings: TrainSettings) -> None:
             f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has "
             "padding; set monitor_every to 0"
         )
-
-
-def changed(settings: TrainSettings, *names: str) -> list[str]:
-    """The named settings that are not the defaults."""
-    plain = TrainSettings()
-    return [name for name in names if getattr(settings, name) != getattr(plain, name)]
 
 
 def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:

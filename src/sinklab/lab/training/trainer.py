@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler, default_collate
 from transformers import Trainer
 
 from sinklab.core.subject.head import IGNORE_INDEX
 from sinklab.core.subject.sinks import sink_of
 from sinklab.lab.data.noise import sample_times
-from sinklab.lab.data.rows import Rows, collate, place_generator
+from sinklab.lab.data.rows import Rows, place_generator
 
 MEASURED_TOKENS = 4096
 """Tokens of held-out rows that are measured at a time."""
@@ -83,7 +83,7 @@ class NoisyCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""
-        batch = collate(rows)
+        batch = default_collate(rows)
         rows_B = batch["row"]
         if int(rows_B[0]) // self.batch < self.clean_steps:
             return batch
