@@ -270,7 +270,7 @@ def test_tables_lie_beside_the_page(pair, tmp_path):
 
 def test_runs_of_two_kinds_are_not_mixed(pair, make_study, tmp_path):
     mixed = [make_study("study"), pair[0]]
-    refused(r"'training': .* of kind 'study'", partial(report, out=tmp_path / "out"), mixed)
+    refused(r"'study': .* of kind 'training'", partial(report, out=tmp_path / "out"), mixed)
     refused(r"'training': .* kind 'study'", sink_emergence, mixed[0])
     refused("at least one run", as_trainings, [])
     assert not (tmp_path / "out").exists()

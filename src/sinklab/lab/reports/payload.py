@@ -94,8 +94,6 @@ LOW = -6.0
 """the scale of received attention begins at 2**-6 = 0.016 of an even share"""
 MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
-MOST_HIDDEN = 20_000_000
-"""numbers of blocked keys that a page is to unpack"""
 MOST_SAMPLES = 40
 Token = tuple[int, str, str, str]
 
@@ -257,15 +255,13 @@ def _add_hidden(content: dict[str, Any], study: Study, sample: Sample, room: flo
     cells, keys = np.divmod(np.unique(cells * content["keys"] + key_N), content["keys"])
     number = np.arange(len(cells)) - np.searchsorted(cells, cells)
     most = int(number.max()) + 1
-    if math.prod(shape) * most <= MOST_HIDDEN:
-        blocked = np.zeros((math.prod(shape), most), np.uint16)
-        blocked[cells, number] = keys + 1
-        packed = pack(blocked)
-        if size(packed) <= room:
-            content["arrays"]["blocked"] = packed
-            content["blocked"] = most
-            return
-    content["left_out"] = True
+    blocked = np.zeros((math.prod(shape), most), np.uint16)
+    blocked[cells, number] = keys + 1
+    packed = pack(blocked)
+    if size(packed) <= room:
+        content["arrays"]["blocked"], content["blocked"] = packed, most
+    else:
+        content["left_out"] = True
 
 
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:

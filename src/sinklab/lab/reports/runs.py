@@ -61,17 +61,17 @@ def as_shown(
     given: list[Any] = [sources]
     if not isinstance(sources, Run) and not hasattr(sources, "run"):
         given = list(cast("Iterable[Any]", sources))
-    given, extra = _parted(given, kind)
+    extra: list[Run] = []
+    if kind not in BESIDE and any(run_of(one).info.kind == "study" for one in given):
+        extra = [run_of(one) for one in given if run_of(one).info.kind in BESIDE]
+        given = [one for one in given if run_of(one).info.kind not in BESIDE]
     runs = [run_of(source) for source in given]
     if not runs:
         raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
-    kinds = [run.info.kind for run in runs]
-    expected = kind or "study"
-    if kind is None and "training" in kinds:
-        expected = "training"
-    elif kind is None and any_kind:
-        expected = kinds[0]
-    for run, found in zip(runs, kinds, strict=True):
+    first = runs[0].info.kind
+    expected = kind or (first if any_kind or first in READERS else "study")
+    for run in runs:
+        found = run.info.kind
         if found != expected:
             remedy = LOOK.get(found) or MAKE.get(expected, "show runs of each kind apart")
             raise ValueError(
@@ -80,21 +80,18 @@ def as_shown(
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    settings = {}
+    how: dict[str, Any] = {}
     if rule and reader is not Study:
         raise ValueError(
             f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as "
             "it ran"
         )
     if rule:
-        settings["rule"] = rules.parse(rule, object)
+        how["rule"] = rules.parse(rule, object)
     shown = []
     for source, run, name, same in zip(given, runs, names, alike, strict=True):
-        beside = {"beside": beside_of(run, extra)} if extra else {}
-        if isinstance(source, Run):
-            shown.append(reader(run, name, same, **settings, **beside))
-        else:
-            shown.append(replace(source, **beside) if beside else source)
+        one = reader(run, name, same, **how) if isinstance(source, Run) else source
+        shown.append(replace(one, beside=beside_of(run, extra)) if extra else one)
     return shown
 
 
@@ -105,15 +102,6 @@ def finished(run: Run, name: str) -> pd.DataFrame:
     if name not in run.tables:
         raise NotRecorded(f"This needs a finished {run.info.kind}: {run.path} is not. Resume it.")
     return run.table(name)
-
-
-def _parted(given: list[Any], kind: str | None) -> tuple[list[Any], list[Run]]:
-    """The runs to show, and those of kinds that stand beside traces, if both are given."""
-    kinds = [run_of(source).info.kind for source in given]
-    if kind in BESIDE or "study" not in kinds:
-        return given, []
-    shown = [source for source, one in zip(given, kinds, strict=True) if one not in BESIDE]
-    return shown, [run_of(source) for source in given if run_of(source).info.kind in BESIDE]
 
 
 def run_of(source: Run | Reader) -> Run:
