@@ -130,22 +130,6 @@ def evaluated(place):
     Evaluation(toy_tasks())(tiny_loaded(1), place, settings)
 
 
-def table1(place):
-    from sinklab.lab.studies.benchmarks import run
-    from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan
-
-    read = run.read_tasks
-
-    settings = EvalSettings(
-        tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3
-    )
-    toys = patch.object(run, "read_tasks", lambda settings, *_: read(settings, toy_tasks()[:1]))
-    with toys:
-        run.table1(
-            {"model": lambda: tiny_loaded(1)}, settings, place, Plan(ks=(0, 2), controls=("sinks",))
-        )
-
-
 def train(place):
     from sinklab.lab.training import train
 
@@ -166,9 +150,7 @@ def report(place):
         report([open_run(given_text() / "traced")], place)
 
 
-KINDS = {each.__name__: each for each in (units, trace, curve, table1, train, report)} | {
-    "eval": evaluated
-}
+KINDS = {each.__name__: each for each in (units, trace, curve, train, report)} | {"eval": evaluated}
 
 
 def contents(place):

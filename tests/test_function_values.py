@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sinklab.core.errors import limited
-from sinklab.core.instrument import BlockKeys, Selector, intervene, trace
+from sinklab.core.instrument import Selector, trace
 from sinklab.core.registry import (
     interventions,
     removals,
@@ -18,7 +18,6 @@ from sinklab.core.registry import (
     statistics,
     unmasking_rules,
 )
-from sinklab.core.sinks import Gu, find_sinks
 from sinklab.lab.registry import commands
 from tiny_diffusion import new_model
 
@@ -47,57 +46,6 @@ def test_arguments_are_fields_of_a_frozen_class(monkeypatch):
         selectors.parse("weak_values:kk=3")
     monkeypatch.setitem(globals(), "weak_values", kind)
     assert pickle.loads(pickle.dumps(kind(3))) == kind(3)
-
-
-def test_a_selector_and_a_removal_block_as_classes_do():
-    @removals.register("halve")
-    def halve(call, blocked_BHS, random_BHS, share=0.5):
-        kept_BKS = torch.where(blocked_BHS, share, 1.0)[:, : call.v_BKSD.shape[1]]
-        return replace(call, v_BKSD=call.v_BKSD * kept_BKS[..., None])
-
-    selectors.register("weak_values")(weak_values)
-    model, ids = new_model(), torch.arange(8)[None] % 5 + 1
-    plain = model(ids).logits
-    with intervene(model, "block_keys:keys=weak_values,when=now,how=(halve:share=0)") as log:
-        edited = model(ids).logits
-    assert not torch.equal(edited, plain)
-    assert log.dose().keys == 1
-    with intervene(model, BlockKeys("weak_values", when="now", how=halve(share=1.0))):
-        assert torch.equal(model(ids).logits, plain)
-
-
-def test_a_statistic_has_the_axes_and_reads_that_it_was_marked_with():
-    @statistics.register("largest_share", axes="head", reads="received")
-    def largest_share(call, power=1.0):
-        received_BHS = call.received_BHS**power
-        return received_BHS.amax(-1) / received_BHS.sum(-1)
-
-    model, ids = new_model(), torch.arange(8)[None] % 5 + 1
-    with trace(model, ("received", "largest_share", "largest_share:power=2")) as recording:
-        model(ids)
-    received = recording.array("received")
-    assert recording.dims("largest_share") == ("step", "batch", "layer", "head")
-    for power, name in ((1, "largest_share"), (2, "largest_share:power=2.0")):
-        expected = (received**power).max(-1) / (received**power).sum(-1)
-        assert torch.allclose(*map(torch.as_tensor, (recording.array(name), expected)))
-    with pytest.raises(ValueError, match="no field 'axis'; did you mean 'axes'"):
-        statistics.register("other", axis="head")(lambda view: view)
-
-
-def test_a_rule_reads_arrays():
-    @rules.register("heavy")
-    def heavy(received, seen_by, exists, weight=0.3):
-        return received > weight * seen_by
-
-    received = torch.tensor([[5.0, 1.0, 0.5, 1.5] * 2])
-    assert torch.equal(
-        find_sinks(received, heavy(0.2), received.shape[-1]),
-        find_sinks(received, Gu(0.2), received.shape[-1]),
-    )
-    assert torch.equal(
-        find_sinks(received, "heavy:weight=0.2", received.shape[-1]),
-        find_sinks(received, Gu(0.2), received.shape[-1]),
-    )
 
 
 def test_an_edit_has_layers_and_heads_too():

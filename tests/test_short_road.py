@@ -1,14 +1,12 @@
 """What `sinklab.load` returns answers by itself."""
 
 import gc
-from dataclasses import replace
 from html import escape
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 import sinklab
 from pictures import draw_only as draw_only
@@ -22,8 +20,7 @@ from sinklab.lab.analysis.rules import Top
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
-from sinklab.lab.scoring import LikelihoodSettings, rolling, score
-from sinklab.lab.scoring.requests import digest
+from sinklab.lab.scoring import LikelihoodSettings, rolling
 from sinklab.lab.short_road import LM
 from sinklab.lab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded, tiny_tokenizer
@@ -44,36 +41,6 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path):
     assert lm.loss(TEXT, seed=1) != pytest.approx(clean, rel=1e-6)
     assert str(edited.scored.dose).startswith("1.00 keys a head")
     assert clean.scored.dose is None
-
-
-def test_a_start_token_is_given_and_costs_nothing():
-    loaded = tiny_loaded()
-    lm = LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
-    how, groups = LikelihoodSettings(samples=32), [digest((9, *range(20, 30)), (0,))]
-    scored = score(loaded, [([9], [*range(20, 30)])], how, groups=groups)[0]
-    assert lm.loss([9, *range(20, 30)]) == pytest.approx(-scored.logprob / 10)
-    assert lm.loss([*range(20, 30)]) != pytest.approx(-scored.logprob / 10, rel=1e-4)
-    longer = [9, *([20, 21] * 40)]
-    assert lm.loss(longer) == pytest.approx(lm.loss(longer[1:]))
-
-
-def test_of_an_autoregressive_model_it_is_the_next_token_loss():
-    loaded = tiny_llama()
-    lm = LM(**vars(loaded))
-    ids = [
-        loaded.special.bos if loaded.special.bos is not None else loaded.special.eos,
-        *range(5, 25),
-    ]
-    ids_1S = torch.tensor([ids])
-    edit = MaskSinks(k=1, when="clean", layers=[0])
-    with torch.no_grad():
-        whole = cross_entropy(loaded.model(ids_1S).logits[0, :-1], ids_1S[0, 1:])
-        with intervene(loaded.model, edit) as log:
-            with log.probing():
-                loaded.model(ids_1S[:, :-1])
-            hidden = cross_entropy(loaded.model(ids_1S[:, :-1]).logits[0], ids_1S[0, 1:])
-    assert lm.loss(ids[1:]) == pytest.approx(whole.item(), rel=1e-5)
-    assert lm.loss(ids[1:], edits=[edit]) == pytest.approx(hidden.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-causal"])

@@ -86,15 +86,8 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one():
     assert cost_verdicts(run)["verdict"].tolist()[0] == "inconclusive"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        replace(MAP, by="layer"),
-        pytest.param(replace(CURVE, ks=(1,), controls=("sinks", "random")), marks=pytest.mark.slow),
-    ],
-)
-def test_controls_are_measured_as_in_a_run_of_their_own(settings):
-    loaded = tiny_loaded(1)
+def test_controls_are_measured_as_in_a_run_of_their_own():
+    loaded, settings = tiny_loaded(1), replace(MAP, by="layer")
     run = open_run(Curve()(loaded, "run", replace(settings, twin=True)))
     assert run.table("twins")["made"].tolist() == [True, True]
     for kind, make in UNTRAINED.items():

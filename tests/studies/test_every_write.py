@@ -19,7 +19,7 @@ SHARES = {
     "train": (0.009, 0.001),
     "report": (0.05, 0.03),
 }
-WITH_HARNESS = {"eval": (0.1, 0.1), "table1": (0.01, 0.002)}
+WITH_HARNESS = {"eval": (0.1, 0.1)}
 
 
 @pytest.mark.slow

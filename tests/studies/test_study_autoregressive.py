@@ -114,20 +114,6 @@ def test_a_full_forward_records_column_sums(cached, tmp_path):
         )
 
 
-def test_sampling_follows_the_seed_and_texts_may_end(tmp_path):
-    loaded = tiny_llama()
-    warm = replace(QUICK, prompts=(PROMPT, PROMPT), temperature=1.0, top_k=20, statistics=())
-    run = traced(loaded, tmp_path / "run", replace(warm, seed=1))
-    one, other = (row.tolist() for row in run.table("generations")["token_ids"])
-    warm = replace(warm, prompts=(PROMPT,))
-    assert one not in (other, written(traced(loaded, tmp_path / "other", replace(warm, seed=2))))
-    stop = one[2]
-    stopped = traced(loaded, tmp_path / "stopped", replace(warm, seed=1, stop_ids=(stop,)))
-    assert written(stopped) == one[: one.index(stop) + 1]
-    without = traced(loaded, tmp_path / "without", replace(warm, seed=1, suppress_ids=(stop,)))
-    assert stop not in written(without)
-
-
 def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path):
     empty = replace(QUICK, prompts=("",), new_tokens=1)
     tokens = traced(tiny_llama(), tmp_path / "run", empty).table("tokens")

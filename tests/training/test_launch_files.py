@@ -41,6 +41,17 @@ def test_accelerate_reads_the_file_and_the_command_in_its_comment(name, monkeypa
     assert arguments.multi_gpu is (name == "eight_gpus.yaml")
 
 
+def test_tasks_of_an_array_are_shards_counted_from_zero():
+    script = f"""
+    srun() {{ echo "$*"; }}
+    export SLURM_ARRAY_TASK_ID=6 SLURM_ARRAY_TASK_MIN=4 SLURM_ARRAY_TASK_COUNT=3
+    set -- trace "The sea"
+    . {LAUNCH / "shards.slurm"}
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout == "python -m sinklab trace The sea --shard 2/3\n", done
+
+
 def test_the_slurm_script_hands_its_arguments_to_the_command():
     path = LAUNCH / "several_nodes.slurm"
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
