@@ -18,7 +18,8 @@ from typing import Any
 
 from sinklab.lab.checkpoints import load
 from sinklab.lab.records import open_run
-from sinklab.lab.studies.curve.figures import write_costs
+from sinklab.lab.reports import write_figure
+from sinklab.lab.studies.curve import figures
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.lab.studies.curve.verdicts import cost_sentences
 
@@ -36,7 +37,11 @@ def score(name: str) -> None:
 def tables() -> None:
     """results.json, masking_curve.csv and the figures."""
     runs = [open_run(RUNS / name) for name in MODELS]
-    written = write_costs(runs, RESULTS, change="log")
+    written = figures.write_costs(runs, RESULTS, ())
+    for over, stem in {"count": "masking_curve", "mass": "masking_curve_mass"}.items():
+        axes = figures.masking_curve(runs, over=over)
+        axes.set_yscale("symlog", linthresh=1e-3)
+        write_figure(axes, RESULTS / stem, ("png",))
     (RESULTS / "masking_curve.md").unlink()  # masking_curve.csv has all of it
     found: dict[str, Any] = {
         "settings": dataclasses.asdict(SETTINGS),

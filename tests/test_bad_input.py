@@ -448,7 +448,7 @@ def test_signs_that_a_stream_cannot_show_are_spelt(encoding, checkpoint, tmp_pat
 
 
 def test_a_terminal_gets_no_control_characters(capsys):
-    from sinklab.lab.cli.command import say, working
+    from sinklab.lab.cli.progress import say, working
 
     evil = "a\x1b]0;title\x07\x1b[2J\x9b31m\x7f\r\tb\n"
     spelt = "a\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x7f\\x0d\tb\n\n"

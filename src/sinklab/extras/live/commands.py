@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.lab.cli.command import Reading, say, working
+from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.models import WRITING
 from sinklab.lab.cli.options import Command
+from sinklab.lab.cli.progress import say, working
 from sinklab.lab.registry import commands
 
 

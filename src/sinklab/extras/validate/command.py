@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.core.errors import check_tensor, known_fields, one_of
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.lab.cli.command import Reading, say
+from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
+from sinklab.lab.cli.progress import say
 from sinklab.lab.files import ordinary, read_json, refused
 from sinklab.lab.registry import commands
 

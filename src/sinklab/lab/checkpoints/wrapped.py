@@ -39,9 +39,7 @@ class WrappedConfig:
     mask_token_id: int | None = None
     pad_token_id: int | None = None
     gives_states: bool = True
-    """Whether attention is inside items of an ``nn.ModuleList``, whose outputs are its hidden
-    states.
-    """
+    """Whether layers are known, whose outputs are the hidden states."""
     global_layers: tuple[int, ...] | None = None
     """Layers in which every token sees all others, if those of other layers see a window alone
     (ModernBERT): a study records these, as its page counts with one number of queries per key. None

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.lab.cli.options import MARK, Command
-from sinklab.lab.cli.progress import say as say
-from sinklab.lab.cli.progress import show as show
-from sinklab.lab.cli.progress import working as working
+from sinklab.lab.cli.progress import say, working
 from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.studies.base import Study
 

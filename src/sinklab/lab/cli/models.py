@@ -11,8 +11,9 @@ from typing import Any
 import tyro
 
 from sinklab.core.subject.settings import DecodingSettings
-from sinklab.lab.cli.command import SAMPLING, Reading, say, working
+from sinklab.lab.cli.command import SAMPLING, Reading
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
+from sinklab.lab.cli.progress import say, working
 from sinklab.lab.registry import commands
 from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
 

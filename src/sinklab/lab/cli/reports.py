@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sinklab.lab.cli.command import Reading, folder_names, say, show, working
+from sinklab.lab.cli.command import Reading, folder_names
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
+from sinklab.lab.cli.progress import say, show, working
 from sinklab.lab.records.storage import RUN_FILE
 from sinklab.lab.registry import commands
 from sinklab.lab.studies.benchmarks.study import EvalSettings, Plan

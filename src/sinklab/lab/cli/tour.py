@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.lab.cli.command import SAMPLING, say, working
+from sinklab.lab.cli.command import SAMPLING
 from sinklab.lab.cli.options import Command
-from sinklab.lab.cli.progress import Shown
+from sinklab.lab.cli.progress import Shown, say, working
 from sinklab.lab.cli.reports import tell_answers
 from sinklab.lab.files import refused
 from sinklab.lab.registry import commands

@@ -371,12 +371,5 @@ def _looked_at(model: nn.Module) -> dict[str, int]:
         "num_attention_heads": shape[3],
         "vocab_size": logits_1SV.shape[-1],
     }
-    gives_states = all(_is_in_list(model, path.split("#")[0]) for path in recording.layers)
-    return sizes | {"hidden_size": widths[0] if widths else 0, "gives_states": gives_states}
-
-
-def _is_in_list(model: nn.Module, path: str) -> bool:
-    """Whether the module at this path is an item of an ``nn.ModuleList``, or inside of one."""
-    parts = path.split(".")
-    around = [".".join(parts[:end]) for end in range(len(parts))]
-    return any(type(model.get_submodule(one)).__name__ == "ModuleList" for one in around)
+    # its layers need not be items of a list, whose outputs are its hidden states
+    return sizes | {"hidden_size": widths[0] if widths else 0, "gives_states": False}

@@ -1,4 +1,3 @@
-from .about import check_fits as check_fits
 from .about import describe as describe
 from .about import text_of as text_of
 from .base import Row as Row

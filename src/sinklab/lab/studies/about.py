@@ -1,4 +1,4 @@
-"""Facts that a study records of its model, and the models that it refuses."""
+"""Facts that a study records of its model, ."""
 
 from __future__ import annotations
 
@@ -9,23 +9,6 @@ from sinklab.lab.records import weights_hash
 
 if TYPE_CHECKING:
     from sinklab.lab.checkpoints import Loaded
-
-
-def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
-    """Refuse a model without a tokenizer, a diffusion model without a mask token, and texts of more
-    positions than a model's context.
-    """
-    from sinklab.lab.scoring.requests import needs_mask
-
-    loaded.needed_tokenizer()
-    needs_mask(loaded, f"the study {study!r}")
-    named = {"diffusion": "text_positions"}.get(loaded.family, "max_position_embeddings")
-    limit = getattr(loaded.config, named, positions)
-    if positions > limit:
-        raise ValueError(
-            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got "
-            f"{positions}; {remedy}"
-        )
 
 
 def text_of(loaded: Loaded, ids: Any) -> str:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.lab.records import Contents, RunWriter
-from sinklab.lab.records.writing import refuse_taken
 from sinklab.lab.registry import engines, studies
 from sinklab.lab.studies.about import describe
 from sinklab.lab.studies.progress import Audience, Progress, as_progress
@@ -56,21 +55,18 @@ class Work:
     """
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """The beginning of a worker: it loads the model, and then makes samples of a study."""
-
-    study: Study
-    load: Callable[[], Loaded]
-    settings: Any
-
-    def __call__(self) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
-        say, loaded = Progress(), self.load()
-        plan = self.study.prepare(loaded, self.settings)
-        # the one writer is the process that started the workers
-        nowhere: Any = None
-        work = Work(loaded, self.settings, nowhere, say, plan)
-        return same_for_all(self.study.about(loaded, plan)), partial(self.study.make, work)
+def begin_worker(
+    study: Study, load: Callable[[], Loaded], settings: Any
+) -> tuple[dict[str, str], Callable[[Sequence[int]], dict[int, Contents]]]:
+    """Load the model of a worker; what must be the same on all, and the function that makes
+    samples.
+    """
+    loaded = load()
+    plan = study.prepare(loaded, settings)
+    # the one writer is the process that started the workers
+    nowhere: Any = None
+    work = Work(loaded, settings, nowhere, Progress(), plan)
+    return same_for_all(study.about(loaded, plan)), partial(study.make, work)
 
 
 def same_for_all(about: Mapping[str, Any]) -> dict[str, str]:
@@ -197,7 +193,6 @@ class Study:
                 f"a {self.name} is written by one process; leave out shard and workers"
             )
         how: dict[str, Any] = {"shard": shard_of(shard)}
-        refuse_taken(path)
         load = getattr(loaded, "again", loaded)
         with ExitStack() as last:
             if workers:
@@ -221,7 +216,7 @@ class Study:
                     say.note(f"{path} is there; nothing that it has is made again")
                 work = Work(loaded, settings, run, say, plan)
                 if workers:
-                    begin = Beginning(self, load, settings)
+                    begin = partial(begin_worker, self, load, settings)
                     spread = partial(pool.results, begin, same_for_all(model), say)
                     work = dataclasses.replace(work, spread=spread)
                 if run.info.status != "complete":

@@ -29,7 +29,6 @@ from sinklab.lab.studies.curve.verdicts import by_degree, cost_sentences, is_map
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":"}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
-SCALES = ("linear", "log")
 AXES = {
     "count": ("k", "keys blocked per layer and head"),
     "mass": ("removed", "attention removed, %"),
@@ -39,9 +38,7 @@ SHOWN = 20
 
 
 @figure("masking_curve", kind="curve", size=(4.8, 3.2))
-def masking_curve(
-    runs: list[Reader], ax: Axes, *, over: str = "count", change: str = "linear"
-) -> pd.DataFrame:
+def masking_curve(runs: list[Reader], ax: Axes, *, over: str = "count") -> pd.DataFrame:
     """Change of the loss over the number of blocked keys, or the attention removed, with 95 % bands
     over rows of text.
 
@@ -52,9 +49,7 @@ def masking_curve(
         runs: the runs.
         ax: where to draw.
         over: count (keys per layer and head) or mass (percent of the attention really removed).
-        change: scale of the vertical axis, linear or log (linear below a thousandth of a nat).
     """
-    one_of("the scale of a masking curve", change, SCALES)
     one_of("the axis of a masking curve", over, AXES)
     column, label = AXES[over]
     parts, ks = [], set[int]()
@@ -79,8 +74,6 @@ def masking_curve(
     if over == "count":
         ax.set_xscale("symlog", linthresh=1)
         ax.set_xticks(sorted(ks), map(str, sorted(ks)))
-    if change == "log":
-        ax.set_yscale("symlog", linthresh=1e-3)
     return frame
 
 
@@ -138,13 +131,11 @@ def cost_rows(runs: Any) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def write_costs(
-    runs: Any, folder: str | Path, formats: Any = ("png",), *, change: str = "linear"
-) -> list[Path]:
+def write_costs(runs: Any, folder: str | Path, formats: Any = ("png",)) -> list[Path]:
     """Write the table and sentences (masking_curve.md), all numbers (masking_curve.csv), pictures
     of curves over count and over mass, and of each map.
 
-    Raises ValueError for an unknown format or scale, and for runs of another kind.
+    Raises ValueError for an unknown format, and for runs of another kind.
     """
     shown: list[Reader] = as_shown(runs, "curve")
     target = Path(folder)
@@ -163,7 +154,7 @@ def write_costs(
         return written
     if curves:
         for over, stem in stems.items():
-            drawn = masking_curve(shown, over=over, change=change)
+            drawn = masking_curve(shown, over=over)
             written += write_figure(drawn, target / stem, formats)
     for one in shown:
         if is_map(one.run):

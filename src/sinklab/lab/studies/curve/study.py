@@ -17,7 +17,6 @@ from sinklab.lab.studies import (
     Study,
     Work,
     ascending,
-    check_fits,
     heldout_text,
     write_twins,
 )
@@ -83,8 +82,6 @@ class CurveSettings(Checked):
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
     their numbers stand beside its own. When left out, if that is little work for this model.
     """
-    change: str = limited("linear", one_of=("log", "linear"), free=True)
-    """Scale of the vertical axis of the figure."""
     figures: tuple[str, ...] = limited(("png",), free=True)
     """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
@@ -176,9 +173,15 @@ class Curve(Study):
                 context, a k that leaves no keys, and layers that are not there.
         """
         from sinklab.lab.scoring.arms import heldout_rows
+        from sinklab.lab.scoring.requests import limit_of
         from sinklab.lab.studies.curve.arms import arms_of, screened
 
-        check_fits(loaded, "curve", settings.length, "choose a smaller length")
+        limit = limit_of(loaded)
+        if settings.length > limit:
+            raise ValueError(
+                f"texts of 'curve' must fit the context of {loaded.name}, {limit} positions, got "
+                f"{settings.length}; choose a smaller length"
+            )
         source = heldout_text(settings.heldout)
         text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
         arms, table = arms_of(loaded, settings), None
@@ -235,7 +238,7 @@ class Curve(Study):
         from sinklab.lab.studies.curve.figures import write_costs
         from sinklab.lab.studies.curve.verdicts import cost_sentences
 
-        drawn = write_costs(runs, out, settings.figures, change=settings.change)
+        drawn = write_costs(runs, out, settings.figures)
         return [*cost_sentences(runs), f"drawn: {', '.join(map(str, drawn))}"]
 
 
