@@ -27,7 +27,6 @@ from safetensors.torch import save_file
 import sinklab
 from commands import error_of
 from refusals import refused
-from sinklab.core import registry
 from sinklab.core.subject.settings import DecodingSettings
 from sinklab.lab.checkpoints.info import describe
 from sinklab.lab.checkpoints.loading import load
@@ -37,7 +36,6 @@ from sinklab.lab.data.corpora import read_corpus
 from sinklab.lab.files import DEEPEST, from_json, read_json
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.scoring.prompts import encode, read_prompts
-from sinklab.lab.training.checkpoints import read_position
 from tiny_diffusion import save_tiny
 
 SEED = int(os.environ.get("SINKLAB_FUZZ_SEED", "2026"))
@@ -266,52 +264,6 @@ def test_prompts_corpora_and_answers(tmp_path):
     cases(texts, tmp_path, 150, read)
 
 
-def test_what_training_resumes_from(tmp_path):
-    folder = tmp_path / "checkpoint-4"
-    folder.mkdir()
-    (folder / "position.json").write_text('{"row": 4, "cursor": [1, 2]}')
-    cases(folder, tmp_path, 40, read_position)
-
-
-def test_what_is_typed():
-    rng = random.Random(SEED)
-    print(f"SINKLAB_FUZZ_SEED={SEED}")
-    kinds = (
-        "rules",
-        "statistics",
-        "interventions",
-        "sinks",
-        "unmasking_rules",
-        "caches",
-        "schedules",
-    )
-    pieces = [
-        "=",
-        ",",
-        ":",
-        "(",
-        ")",
-        "[",
-        "nan",
-        "-1",
-        "1e999",
-        "9" * 5000,
-        "\x1b[2J",
-        "\ud800",
-        "k",
-        "None",
-        " ",
-        "",
-    ]
-    for number in range(200):
-        kind = registry.REGISTRIES[rng.choice(kinds)]
-        text = (
-            rng.choice([*kind]) + ":" + "".join(rng.choice(pieces) for _ in range(rng.randrange(8)))
-        )
-        with watched(f"SINKLAB_FUZZ_SEED={SEED}, case {number}: {text!r}"):
-            kind.parse(text)
-
-
 @pytest.fixture(scope="module")
 def lm():
     return sinklab.load("tiny")
@@ -374,41 +326,6 @@ def test_seeds_out_of_range(seed):
 
     for settings in (StudySettings, TrainSettings, DecodingSettings):
         refused(rf"seed must be .* but is {seed!r}", settings, seed=seed)
-
-
-COMMANDS = (
-    (f"generate a --seed {'9' * 30}", "a seed must be"),
-    ("report {deep}", "nested too deeply"),
-    ("info {model}", "nested too deeply"),
-    ("trace --prompts {deep}/prompts.jsonl", "nested too deeply"),
-    ("trace --prompts {work}/pipe.jsonl", "does not exist"),
-    ("generate a --chat --model {chat}", "cannot be used"),
-)
-
-
-@pytest.fixture(scope="module")
-def places(checkpoint, tmp_path_factory):
-    work = tmp_path_factory.mktemp("commands")
-    for name in ("deep", "model"):
-        (work / name).mkdir()
-        for file in ("run.json", "config.json", "prompts.jsonl"):
-            (work / name / file).write_text("[" * 10**5)
-    os.mkfifo(work / "pipe.jsonl")
-    chat = shutil.copytree(checkpoint, work / "chat")
-    (chat / "chat_template.jinja").write_text("{{ 1 / 0 }}")
-    return {
-        "work": str(work),
-        "chat": str(chat),
-        **{name: str(work / name) for name in ("deep", "model")},
-    }
-
-
-@pytest.mark.parametrize(("command", "message"), COMMANDS)
-def test_commands_end_with_one_line(command, message, places, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    told = error_of(command.format(**places), capsys).strip()
-    assert "Traceback" not in told
-    assert message in told and told.splitlines()[-1].startswith("sinklab: "), told
 
 
 def test_raw_bytes_in_an_argument_end_with_one_line(capsys):

@@ -46,13 +46,6 @@ def test_positions_of_a_causal_model_cost_what_its_logits_say():
         assert found["removed"].iloc[0] == pytest.approx(log.dose().removed, abs=1e-6)
 
 
-@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
-def test_without_an_edit_nothing_is_removed_and_nothing_grows(family):
-    rows = an_lm(family).compare(ARMS, TEXTS, samples=8).to_pandas()
-    assert list(rows) == ["arm", "text", "position", "nats", "removed", "regrown"]
-    assert (rows.loc[rows["arm"] == "none", ["removed", "regrown"]] == 0).all(axis=None)
-
-
 def test_positions_that_are_read_are_those_that_were_asked_for():
     lm = an_lm("diffusion")
     whole = lm.compare(ARMS, TEXTS, samples=4).to_pandas()

@@ -4,7 +4,6 @@ import gc
 from html import escape
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ from refusals import refused
 from sinklab.core.instrument import intervene
 from sinklab.core.sinks import DEFAULT, find_sinks
 from sinklab.core.subject import Canvas, denoise
-from sinklab.lab.analysis import motion
 from sinklab.lab.analysis.rules import Top
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.measures import MaskSinks
@@ -188,15 +186,6 @@ def test_text_stands_for_an_edit():
         lambda text: intervene(lm, text).__enter__(),
     ):
         refused("did you mean 'block_keys'", use, "block_key:keys=top:k=1")
-
-
-def test_mobility_is_the_mean_over_samples_of_what_motion_says(run):
-    found = run.mobility()
-    each = [pd.DataFrame(motion(*arrays(run, sample)).mobility) for sample in (0, 1)]
-    assert np.allclose(found, pd.concat(each).groupby(level=0).mean(), equal_nan=True)
-    assert (found.index.name, found.columns.name) == ("layer", "head")
-    some = short().watch("The old", 8, layers=(1,), heads=(0, 3)).with_rule(Top(1)).mobility()
-    assert ([*some.index], [*some.columns]) == ([1], [0, 3])
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -218,13 +218,6 @@ def test_the_chats_of_dllm_have_its_format_and_its_end(tmp_path):
     assert "taken for dllm-hub/ModernBERT-base-chat-v0.1" in lm.notes[-1]
 
 
-def test_a_diffusion_model_of_ours_is_taken_as_it_is():
-    own = sinklab.load("tiny")
-    lm = sinklab.wrap(own.model, own.tokenizer)
-    assert lm.model is own.model and lm.special.mask == own.special.mask
-    assert lm.generate("The house", 4) == own.generate("The house", 4)
-
-
 def test_a_causal_model_of_transformers_writes_through_its_own_cache():
     config = GPT2Config(
         vocab_size=ROWS, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=CLS

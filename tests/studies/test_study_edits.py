@@ -52,20 +52,6 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
     assert (received(run)[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 
-def test_a_clean_pass_chooses_before_each_step(tmp_path):
-    loaded = tiny_loaded()
-    quick = replace(QUICK, prompts=("The sea",), new_tokens=4, steps=2)
-    edited = replace(quick, edits=("block_keys:keys=top:k=2,when=clean",))
-    run = traced(loaded, tmp_path / "run", edited)
-    removals = run.table("removals")
-    assert sorted(removals["forward"].unique()) == [0, 1], "the first step has its clean pass too"
-    whole = received(traced(loaded, tmp_path / "whole", quick))
-    # the first step reads the same canvas in both runs: the two greatest keys are known
-    for row in removals[removals["forward"] == 0].itertuples():
-        assert sorted(row.key_list) == sorted(whole[0, row.layer, row.head].argsort()[-2:].tolist())
-    assert run.table("steps")["step"].tolist() == [0, 1]
-
-
 def test_random_columns_differ_between_samples_and_come_again(tmp_path):
     edits = ("block_keys:keys=random:like=top:k=2,seed=4",)
     quick = replace(QUICK, prompts=("The sea",) * 2, new_tokens=4, steps=2, edits=edits)
