@@ -77,22 +77,15 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
     """A sink, gate or form of attention of the checkpoint is never removed or replaced silently."""
-    parts = (
-        ("sink", "sink_kind", "sink_count", "sink_side"),
-        ("gate", "gate"),
-        ("attention", "attention"),
-    )
-    for part, *more in parts:
-        had = {key: theirs[key] for key in more if key in theirs}
-        if theirs.get(more[0], "none") in ("none", "full") or all(
-            fields[key] == value for key, value in had.items()
-        ):
-            continue
+    names = ("sink_kind", "sink_count", "sink_side", "gate", "attention")
+    plain = {None, "none", 0, "front", "full"}
+    had = {key: theirs[key] for key in names if theirs.get(key) not in plain}
+    if any(fields[key] != value for key, value in had.items()):
         has = ", ".join(f"{key}={value!r}" for key, value in had.items())
         flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in had.items())
         raise ValueError(
-            f"a run keeps the {part} of the model that it starts from, but {name} has {has} and "
-            f"the settings say {fields[more[0]]!r}; give {flags}"
+            "a run keeps sink, gate and attention of the model that it starts from, but "
+            f"{name} has {has} and the settings say otherwise; give {flags}"
         )
 
 

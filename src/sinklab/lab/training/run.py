@@ -161,7 +161,7 @@ def _finish(
     trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings
 ) -> None:
     """The held-out loss of the final weights, and the model."""
-    heldout = trainer.final_losses()
+    heldout = trainer.heldout_losses()
     folder = Path(settings.out)
     written: Any = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     if record is not None:

@@ -187,7 +187,6 @@ class DiffusionTrainer(Trainer):
         self.together = together
         self.cursor: list[int] | None = None
         """Cursor of a stream after the last row that was consumed."""
-        self._evaluated: tuple[int, dict[str, Any]] | None = None
         self._tokens: Tensor | float = 1.0
 
     def get_batch_samples(
@@ -227,20 +226,12 @@ class DiffusionTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Held-out loss under fixed noise."""
-        found = self.heldout_losses()
-        self._evaluated = self.state.global_step, found
-        metrics = {f"{metric_key_prefix}_loss": found["loss"]}
+        metrics = {f"{metric_key_prefix}_loss": self.heldout_losses()["loss"]}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
-
-    def final_losses(self) -> dict[str, Any]:
-        """Held-out losses behind the last step: those of the evaluation there, if there was one."""
-        if self._evaluated is not None and self._evaluated[0] == self.state.global_step:
-            return self._evaluated[1]
-        return self.heldout_losses()
 
     @cached_property
     def _measured(self) -> dict[str, Tensor]:
