@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from sinklab.lab.cli.progress import Shown, working
-from sinklab.lab.files import COUNT, counted
+from sinklab.lab.cli.progress import Shown
 
 
 class Clock:
@@ -66,18 +65,3 @@ def test_a_terminal_shows_one_line_that_stays(clock):
     (task,) = shown._bars.tasks
     assert (task.completed, task.total, task.description) == (59, 100, "part 59")
     assert lines(shown) == []
-
-
-def test_the_parts_of_a_pass_deep_inside_are_counted_where_a_command_shows_them(clock):
-    shown = shown_on(clock)
-    assert [*counted("reading weights", "abc", 3)] == [*"abc"]
-    before = COUNT.set(shown.count)
-    try:
-        for _ in counted("reading weights", range(40), 40):
-            clock.now += 1
-    finally:
-        COUNT.reset(before)
-    assert lines(shown)[0] == "reading weights: 25%, about 0:00:30 left"
-    with working():
-        assert COUNT.get() is not None
-    assert COUNT.get() is None

@@ -1,5 +1,5 @@
-"""Files that came from elsewhere, read within limits; files that are written; plug-ins; long passes
-whose parts are counted; and SIGTERM as an ordinary end.
+"""Files that came from elsewhere, read within limits; files that are written; plug-ins; and
+SIGTERM as an ordinary end.
 """
 
 import dataclasses
@@ -10,12 +10,11 @@ import sys
 import threading
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 DEEPEST = 100
 """Levels of a JSON text that are read."""
@@ -43,24 +42,6 @@ def from_json(text: str | bytes, kind: type = object) -> Any:
         held += [[*one.values()] for one in level if isinstance(one, dict)]
         level = [inner for outer in held for inner in outer]
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-
-
-COUNT: ContextVar[Callable[[float, float, str], object] | None] = ContextVar("COUNT", default=None)
-"""A function that is told how far a pass is: parts done, of how many, and what they are; a command
-sets it.
-"""
-Part = TypeVar("Part")
-
-
-def counted(what: str, parts: Iterable[Part], total: int) -> Iterator[Part]:
-    """The parts of a pass that may be long, one by one; a command shows how many are done."""
-    tell = COUNT.get()
-    for done, part in enumerate(parts):
-        if tell is not None:
-            tell(done, total, what)
-        yield part
-    if tell is not None:
-        tell(total, total, what)
 
 
 def toml_of(package: str, name: str) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.lab.files import COUNT
 from sinklab.lab.studies.progress import Progress
 
 RAW = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -79,19 +78,18 @@ class Shown(Progress):
         line = f"{self._told - self._started:6.1f} s  {spelt(text)}"
         self._bars.console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
-    def count(self, done: float, total: float, what: str = "") -> None:
-        """Tell how far a pass is; `what` is counted, where no stage says so."""
+    def count(self, done: float, total: float) -> None:
+        """Tell how far a pass is."""
         (task,) = self._bars.tasks
         if done < task.completed:
             self._bars.reset(self._task)
-        text = what or self._stage
-        self._bars.update(self._task, completed=done, total=total, description=text)
+        self._bars.update(self._task, completed=done, total=total)
         # seldom in a long run: after each line it lasts half as long again
         now = self._bars.get_time()
         is_due = now - self._told >= max(EVERY, (now - self._started) / 3)
         if is_due and task.time_remaining and not self._bars.console.is_terminal:
             left = timedelta(seconds=round(task.time_remaining))
-            self.note(f"{text}: {done / total:.0%}, about {left} left")
+            self.note(f"{self._stage}: {done / total:.0%}, about {left} left")
 
 
 @contextmanager
@@ -109,9 +107,4 @@ def working() -> Iterator[Shown]:
         disable=not console.is_terminal,
         speed_estimate_period=1e9,
     ) as bars:
-        shown = Shown(bars)
-        before = COUNT.set(shown.count)
-        try:
-            yield shown
-        finally:
-            COUNT.reset(before)
+        yield Shown(bars)

@@ -86,13 +86,15 @@ class Report(Command):
         opened = _opened(self.runs)
         read = as_shown(opened, rule=rule)
         is_study = read[0].kind == "study"
-        with working():
+        with working() as progress:
+            progress.stage("reading the runs")
             _ = [one.answers for one in read if is_study]
         if is_study:
             tell_answers(read)
             if len(read) == 2:
                 _show_table(compare(*read))
-        with working():
+        with working() as progress:
+            progress.stage("drawing the page")
             page = build(read, self.out, tables=self.tables)
         say(f"report: {page}")
 
@@ -142,7 +144,8 @@ class Figures(Command):
         from sinklab.lab.reports.drawing import draw_all
 
         opened = _opened(self.runs)
-        with working():
+        with working() as progress:
+            progress.stage("drawing")
             written, skipped = draw_all(opened, self.out, self.formats, names=self.only or None)
         for name, why in skipped.items():
             say(f"not drawn: {name}: {why}")

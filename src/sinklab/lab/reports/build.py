@@ -18,7 +18,6 @@ from sinklab.core.sinks import DEFAULT, Rule
 from sinklab.lab.analysis import Answers
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.analysis.sentences import contrast
-from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
@@ -179,7 +178,7 @@ def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
         parts = [_part("outcome", [_outcome(runs, tables["outcome"])])]
     titles = words("figures")[kind]
     shown = [*titles, *(PICTURES.values() if is_study else ())]
-    drawn = {name: svg_of(name, runs) for name in counted("drawing", shown, len(shown))}
+    drawn = {name: svg_of(name, runs) for name in shown}
     figures = [
         Card(title, name, registered[name].words, picture=placed(drawn[name], name, title))
         for name, title in titles.items()

@@ -24,7 +24,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator
 
 from sinklab.core.errors import one_of
-from sinklab.lab.files import counted
 from sinklab.lab.records.storage import write_beside
 from sinklab.lab.registry import figures
 from sinklab.lab.reports.runs import Runs, as_shown
@@ -290,7 +289,7 @@ def draw_all(
         one_of("figure", name, known)
     written: list[Path] = []
     skipped: dict[str, str] = {}
-    for name in counted("drawing", names, len(names)):
+    for name in names:
         subjects = {"": readers}
         if known[name].alone and len(readers) > 1:
             subjects = {f"-{_file_name(run.label)}": [run] for run in readers}

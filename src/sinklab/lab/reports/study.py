@@ -20,7 +20,6 @@ from sinklab.lab.analysis.answers import (
     fewest,
     stays,
 )
-from sinklab.lab.files import counted
 from sinklab.lab.records.info import SO_FAR, of_twin, reading_of
 from sinklab.lab.records.reading import Run
 from sinklab.lab.reports.measured import Measured, found_of
@@ -202,10 +201,7 @@ class Study(Reader):
     @cached_property
     def measured(self) -> Measured:
         """The facts of the samples, pooled."""
-        found = [
-            found_of(self.sample(place), self.layers, self.heads)
-            for place in counted("reading samples", self.recorded, len(self.recorded))
-        ]
+        found = [found_of(self.sample(place), self.layers, self.heads) for place in self.recorded]
         return Measured(found, self.layers, self.heads, self.rule)
 
     @cached_property
