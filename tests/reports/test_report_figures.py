@@ -20,7 +20,6 @@ from sinklab.lab.reports.figures import (
     sink_paths,
     sink_share,
     sink_tokens,
-    sinks_per_layer,
     statistics,
     typical_head,
     value_norms,
@@ -29,12 +28,6 @@ from sinklab.lab.reports.style import printable
 from sinklab.lab.reports.words import number, percent
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
-
-
-def lines(axes):
-    """The lines that show numbers."""
-    drawn = [line for line in axes.lines if len(line.get_xdata()) > 1]
-    return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in drawn}
 
 
 def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study):
@@ -117,50 +110,6 @@ def test_without_a_choice_the_head_of_median_mobility_is_shown(make_study):
     assert [*moving.get_ydata()] == [PROMPT + step for step in range(STEPS)]
 
 
-def visible(sample, arrays):
-    arrays["received"][..., 0] = 9.0
-    arrays["value_norm"][..., 0] = 3.0
-
-
-@pytest.mark.parametrize(
-    ("draw", "runs", "drawn"),
-    [
-        (
-            sink_share,
-            {"plain": {}, "sink": {"added": 2, "share": 0.4}},
-            {
-                "plain: greatest text position": [30, 30],
-                "sink: greatest text position": [30, 30],
-                "sink: added sink": [40, 40],
-            },
-        ),
-        (
-            sinks_per_layer,
-            {"plain": {}, "sink": {"added": 2, "share": 0.4}},
-            {"plain: all": [1, 1], "sink: all": [3, 3], "sink: on text": [1, 1]},
-        ),
-        # the sinks in the text are masks
-        (
-            value_norms,
-            {"sink": {"added": 1, "norm": 0.25}},
-            {"added sink": [0.25, 0.25], "other text": [2, 2], "masks": [2, 2]},
-        ),
-        (
-            value_norms,
-            {"other": {"change": visible}},
-            {"text sinks": [3, 3], "other text": [2, 2], "masks": [2, 2]},
-        ),
-    ],
-)
-def test_declared_lines_are_those_of_the_facts(make_study, draw, runs, drawn):
-    _, numbers = draw.drawn([make_study(name, **how) for name, how in runs.items()])
-    shown = {
-        f"{run}: {line}" if len(runs) > 1 else line: [*rows["value"]]
-        for (run, line), rows in numbers.groupby(["run", "line"])
-    }
-    assert shown == {name: pytest.approx(values, rel=1e-3) for name, values in drawn.items()}
-
-
 def test_intervals_are_those_of_the_samples(make_study):
     def uneven(sample, arrays):
         arrays["received"][..., 0] *= 1 + sample
@@ -194,22 +143,6 @@ def test_texts_that_fonts_and_mathtext_trip_over_are_drawn(make_study):
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["“$x_1$␣\\u8bed↵”"]
     assert printable("a b\n") == "“a␣b↵”"
-
-
-@pytest.mark.slow
-def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
-    def flat(sample, arrays):
-        arrays["received"][:] = 1
-
-    flat_run = make_study("flat", change=flat)
-    runs = [make_study(name) for name in "abc"]
-    for draw in (sink_share, sinks_per_layer):
-        axes = draw(runs)
-        top = max(np.nanmax(drawn) for drawn in lines(axes).values())
-        assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.05 * top
-        assert axes.figure.get_figheight() > draw(runs[:1]).figure.get_figheight()
-    # Nothing but zeros still has an axis.
-    assert sinks_per_layer(flat_run).get_ylim()[1] > 0
 
 
 def test_refusals(make_study):
