@@ -22,10 +22,6 @@ def layers_of(study):
     return list(study.over("layer").itertuples())
 
 
-def overlap_by_step(study):
-    return study.over("step").set_index("step")["overlap"].to_dict()
-
-
 def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     study = one(make_study(added=1, text_share=0.25))
     sample = study.samples[1]
@@ -135,9 +131,9 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
     table = plain.measured.motions
     assert len(table) == SAMPLES * LAYERS * HEADS and set(table["mobility"]) == {1.0}
     assert table.loc[table["sample"] == 1, "steps"].unique().tolist() == [STEPS - 2]
-    assert overlap_by_step(plain) == {step: 0.0 for step in range(STEPS - 1)}
+    assert plain.measured.overlap == 0
     # The added sink stays, the text sink moves: one of three keys in common.
-    assert overlap_by_step(added) == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
+    assert added.measured.overlap == pytest.approx(1 / 3)
 
 
 def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
@@ -269,7 +265,6 @@ def test_steps_that_were_not_recorded_are_left_out(make_study):
     assert sample.states_TS.shape == (4, TEXT) and (sample.states_TS[2] == 1).sum() == 6
     # Committed at steps 3, 4 and 5, first seen at step 6.
     assert (sample.ages_TS[2] == "just committed").sum() == 3
-    assert list(overlap_by_step(study)) == [0, 3, 6]
 
 
 def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):

@@ -42,18 +42,11 @@ class Measured:
         """Numbers of some of the samples alone, by their places among all."""
         return replace(self, found=[self.found[place] for place in places])
 
-    def over(self, axis: str) -> pd.DataFrame:
-        """`by_layer` or `by_step`."""
-        return self.by_layer if axis == "layer" else self.by_step
-
     @cached_property
-    def each(self) -> dict[str, pd.DataFrame]:
-        """`by_layer` and `by_step` of each sample, and its number."""
-        apart = [self.of([place]) for place in range(len(self.found))]
-        return {
-            axis: _joined([one.over(axis).assign(sample=n) for n, one in enumerate(apart)])
-            for axis in ("layer", "step")
-        }
+    def each(self) -> pd.DataFrame:
+        """`by_layer` of each sample, and its number."""
+        places = range(len(self.found))
+        return _joined([self.of([place]).by_layer.assign(sample=place) for place in places])
 
     def _all(self, name: str) -> list[Any]:
         return [one[name] for one in self.found if name in one]
@@ -103,18 +96,16 @@ class Measured:
         moved = (known["strength"] * known["mobility"]).groupby("layer").sum()
         return pd.DataFrame(table).join((moved / held).rename("mobility"), on="layer")
 
-    @cached_property
-    def by_step(self) -> pd.DataFrame:
-        """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step,
-        by ``step``.
+    @property
+    def overlap(self) -> float:
+        """Mean Jaccard overlap of a head's sinks with those of the next recorded step, mean over
+        steps.
         """
-        if not self.found:
-            return pd.DataFrame({"step": [], "overlap": []})
         parts = [
             pd.DataFrame(one["sum_stays"][:, 1:].T, one["step_number"][:-1]) for one in self.found
         ]
         sums = pd.concat(parts).groupby(level=0).sum()
-        return pd.DataFrame({"step": sums.index, "overlap": ratio(*sums.to_numpy().T)})
+        return float(pd.Series(ratio(*sums.to_numpy().T)).mean())
 
     @cached_property
     def main_share_LH(self) -> np.ndarray:

@@ -173,12 +173,12 @@ class Study(Reader):
         return numbers
 
     def over(self, axis: str) -> pd.DataFrame:
-        """By layer and by step: the columns of `Measured.by_layer` and `Measured.by_step`."""
-        return self.measured.over(axis)
+        """By layer: `Measured.by_layer`."""
+        return self.measured.by_layer if axis == "layer" else super().over(axis)
 
     def each(self, axis: str) -> pd.DataFrame:
-        """The facts by axis of each sample."""
-        return self.measured.each[axis]
+        """The facts by layer of each sample."""
+        return self.measured.each if axis == "layer" else super().each(axis)
 
     @cached_property
     def cost(self) -> pd.DataFrame | None:
