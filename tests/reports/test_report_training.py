@@ -209,7 +209,7 @@ def curve(axes, colour, style):
 
 
 def test_curves_draw_what_was_recorded(pair):
-    plain, sink = THEMES["light"].runs[:2]
+    plain, sink = THEMES["light"].lines[:2]
     axes = sink_emergence(pair)
     assert curve(axes, sink, "-") == pytest.approx([1, 20, 5, 30])
     assert curve(axes, plain, "--") == pytest.approx([20] * 4)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.lab.analysis.counts import ratio
+from sinklab.lab.analysis.differences import INCONCLUSIVE
 from sinklab.lab.analysis.estimates import (
     LEVEL,
     Estimate,
@@ -31,10 +32,15 @@ class Verdict:
     """p-value of the number against the threshold; NaN if no verdict could be given"""
     holds: bool | None
     """whether it is above the threshold; None if the result is inconclusive"""
-    signature: bool = True
-    """whether it is a failure signature: a sign that the model leans on fixed anchors, as
-    autoregressive ones do
+    words: tuple[str, str] = ("seen", "not seen")
+    """if it holds, and if not: of a failure signature, a sign that a model leans on fixed anchors,
+    as autoregressive ones do, or of a good sign
     """
+
+    @property
+    def word(self) -> str:
+        """One of the words, or inconclusive."""
+        return {True: self.words[0], False: self.words[1], None: INCONCLUSIVE}[self.holds]
 
 
 def holm(found: Sequence[Verdict]) -> list[Verdict]:
@@ -81,4 +87,11 @@ def ninety_six(filtered: Any, *, threshold: float = 0.96) -> Verdict:
     sample (median).
     """
     found, p = median_over(filtered), median_p(filtered, threshold)
-    return Verdict("96 % filtered", found, threshold, p, found.above(threshold), signature=False)
+    return Verdict(
+        "96 % filtered",
+        found,
+        threshold,
+        p,
+        found.above(threshold),
+        words=("holds", "does not hold"),
+    )

@@ -203,7 +203,7 @@ def draw_map(ax: Axes, table: pd.DataFrame, label: str, *, log: bool = False) ->
     norm: Normalize = Normalize(0, top)
     colours, on_bar = LOOK.scale, {}
     if (values_RC < 0).any():
-        norm, colours = Normalize(-top, top), [LOOK.runs[0], LOOK.surface, LOOK.runs[1]]
+        norm, colours = Normalize(-top, top), [LOOK.lines[0], LOOK.surface, LOOK.lines[1]]
     if log:
         norm = LogNorm(FLOOR, max(top, 4 * FLOOR))
         values_RC = np.clip(values_RC, FLOOR, None)

@@ -27,21 +27,14 @@ class Theme:
     ink: str
     muted: str
     line: str
-    runs: list[str]
-    """one colour per run"""
-    more: list[str]
-    """further ones: seven runs are told apart"""
+    lines: list[str]
+    """a colour for each run: seven are told apart"""
     added: str
     """the added sink token"""
     states: dict[str, str]
     """prompt, masked, committed"""
     scale: list[str]
     """from nothing to much, lightness falling (light) or rising (dark) evenly"""
-
-    @property
-    def lines(self) -> list[str]:
-        """All colours that tell lines apart."""
-        return self.runs + self.more
 
 
 def asset(name: str) -> str:

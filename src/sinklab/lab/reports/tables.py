@@ -78,11 +78,6 @@ TEXT_SINK = "greatest text sink"
 MOBILITY = "(0 static, 1 moving)"
 BY_CLASS = "attention explained by class of token, %"
 SHORT = "value norm, text sinks over other text"
-VERDICTS: Mapping[bool, Mapping[bool | None, str]] = {
-    True: {True: "seen", False: "not seen", None: "inconclusive"},
-    False: {True: "holds", False: "does not hold", None: "inconclusive"},
-}
-"""whether it is a failure signature -> whether it holds -> the word"""
 
 
 def classes_table(study: Study) -> pd.DataFrame:
@@ -123,7 +118,7 @@ def measures_table(study: Study, verdicts: Sequence[Verdict] | None = None) -> p
         row: dict[str, Any] = {"measure": f"{one.name} (above {100 * one.threshold:g} %), %"}
         found = [one.estimate.value, *one.estimate.interval]
         row |= dict(zip(("value", "low", "high"), np.multiply(100, found).tolist(), strict=True))
-        row["verdict"] = VERDICTS[one.signature][one.holds]
+        row["verdict"] = one.word
         row |= {name: 100 * others[name][place].estimate.value for name in controls}
         rows.append(row)
     columns = ["measure", "value", "low", "high", *controls, "verdict"]
