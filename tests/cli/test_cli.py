@@ -153,7 +153,7 @@ def test_info_reads_the_config_alone(model, tmp_path, capsys):
             "trace --out {model} --model {model}",
             "is written into an empty or absent folder, but .* is taken",
         ),
-        ("report", "A report needs at least one run"),
+        ("report", "report needs at least one run folder"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_status_2(command, message, model, tmp_path, capsys):

@@ -91,7 +91,7 @@ OVER = {
     "info": ["info", "{run}"],
     "generate": ["generate", "a", "--model", "{run}"],
     "config": ["generate", "a", "--config", "{run}", "--new-tokens", "1", "--model", "tiny"],
-    "defaults": ["trace", "--config", "{run}", "--help"],
+    "defaults": ["trace", "--config", "{run}", "--help-all"],
     "go on": ["trace", "--model", "{run}", "--out", "{run}"],
     "train": ["train", "--config", "{run}", "--out", "again"],
 }
@@ -107,7 +107,7 @@ def test_no_command_prints_the_escapes_of_a_run_folder(traced, tmp_path, monkeyp
             main([word.format(run=given) for word in words])
         except SystemExit:
             # the model of a run is not taken from it
-            assert {"--help", "--config"}.intersection(words)
+            assert {"--help-all", "--config"}.intersection(words)
         printed = "".join(capsys.readouterr())
         assert printed and "\x1b" not in printed and "\x07" not in printed, (name, printed)
         told += "\\x1b]0;pwn\\x07" in printed

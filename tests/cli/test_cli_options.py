@@ -17,7 +17,7 @@ from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, command_named
-from sinklab.lab.cli.options import PERMISSIONS, REQUIRED, names_of, with_settings
+from sinklab.lab.cli.options import PERMISSIONS, RARE, REQUIRED, names_of, with_settings
 from sinklab.lab.cli.progress import spelt
 from sinklab.lab.cli.reports import _opened
 from sinklab.lab.records import RunWriter, open_run
@@ -47,7 +47,7 @@ def test_the_version_is_told(capsys):
     assert out_of("--version", capsys) == f"sinklab {sinklab.__version__}\n"
 
 
-@pytest.mark.parametrize("asked", ["--help", ""])
+@pytest.mark.parametrize("asked", ["--help", "", "--help-all"])
 def test_commands_stand_in_groups_a_line_each(asked, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = [line.rstrip() for line in shown(asked, capsys, 0 if asked else 2).splitlines()]
@@ -90,16 +90,19 @@ def test_serve_takes_the_real_model_where_it_can_be_had(here, taken, monkeypatch
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_explains_every_option(command, capsys):
-    text = shown(f"{command} -h", capsys)
-    assert "--config FILE (or a run folder)" in " ".join(text.split())
-    options = re.split(r"\n +(?=--\w)", re.sub(r"[│╭╰─╮╯]", "", text))[1:]
+def test_the_help_explains_every_option_and_has_at_most_thirty(command, capsys):
+    short, whole = (shown(f"{command} {flag}", capsys) for flag in ("-h", "--help-all"))
+    flags = [{*re.findall(r"^│ *(--[\w-]+)", text, re.M)} for text in (short, whole)]
+    assert flags[0] <= flags[1] and len(flags[0]) <= 30
+    assert "--config FILE (or a run folder)" in " ".join(short.split())
+    options = re.split(r"\n +(?=--\w)", re.sub(r"[│╭╰─╮╯]", "", whole))[1:]
     unexplained = [one for one in options if len(one.partition("(default:")[0].split()) < 4]
     assert (options or command in ("list", "score", "check")) and unexplained == []
 
 
-def test_names_of_permissions_are_those_of_options():
+def test_names_of_rare_options_and_permissions_are_those_of_options():
     names = set().union(*map(names_of, all_commands().values()))
+    assert {*RARE.split()} <= names
     assert {*PERMISSIONS.split()} <= names
 
 

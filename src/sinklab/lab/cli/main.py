@@ -144,7 +144,7 @@ def _list() -> None:
             say(f"\n{group}")
             for name, about in lines:
                 say(f"  {name:9}  {about}")
-    say("\nsinklab COMMAND --help has examples and all options.")
+    say("\nsinklab COMMAND --help has examples and the usual options, --help-all all of them.")
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -157,11 +157,14 @@ def _run(arguments: Sequence[str]) -> None:
         _list()
         raise SystemExit(0 if arguments else 2)
     one_of("command", name, [*registered, *studies], "sinklab --help says what each is for")
-    asks = not {"-h", "--help"}.isdisjoint(rest)
+    asks = given.help_all or not {"-h", "--help"}.isdisjoint(rest)
+    if given.help_all:
+        rest.append("--help")
     command = command_named(name).filled(rest)
     if given.config is not None and not asks:
         command = with_settings(command, given.config)
-    parsed(command, rest, f"sinklab {name}").run()
+    is_short = asks and not given.help_all
+    parsed(command, rest, f"sinklab {name}", is_short=is_short).run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

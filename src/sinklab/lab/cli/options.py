@@ -31,11 +31,24 @@ from sinklab.lab.records.storage import RUN_FILE
 MARK: Any = tyro.conf
 REQUIRED: Any = tyro.MISSING
 """Default of a field that has to be given."""
+RARE = """
+backbone batch cfg_scale control device_map estimator every
+full_forward gpus_per_worker gradient_checkpointing heldout_rows keep_arrays kv_heads
+likelihood_batch likelihood_cfg_scale log_every logit_shift lora_rank maps micro_batch min_lr
+mlp_size
+noise num_fewshot only pairs record_sinks render revision row_start
+save_every shard sink_rule sink_side stop_at_eos stop_ids streaming suppress_ids
+text_only time_sampler top_k top_p warmup weight_decay
+"""
+"""Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = "out render run_code shard"
 """Permissions to run code, write, send or go on: given on the command line alone, never by a
 file.
 """
-ALSO = "Also: --config FILE (or a run folder) for other defaults, --plugin FILE.py, --debug."
+ALSO = (
+    "Also: --help-all for every option, --config FILE (or a run folder) for other defaults, "
+    "--plugin FILE.py, --debug."
+)
 """Last line of a help."""
 
 
@@ -49,6 +62,8 @@ class Given:
     """TOML file, or a run folder, whose settings are the defaults."""
     debug: MARK.FlagCreatePairsOff[bool] = False
     """Trace an error."""
+    help_all: MARK.FlagCreatePairsOff[bool] = False
+    """Show every option."""
 
 
 class Command:
@@ -144,21 +159,25 @@ def _replaced(value: Any, taken: dict[str, Any]) -> Any:
     return dataclasses.replace(value, **changes)
 
 
-def parsed(command: Any, arguments: Sequence[str], prog: str) -> Command:
+def parsed(command: Any, arguments: Sequence[str], prog: str, *, is_short: bool) -> Command:
     """The command with the options that were given; exits after help, and after errors of options.
 
     Args:
         command: with its defaults.
         arguments: behind its name.
         prog: how it is called.
+        is_short: whether the help leaves out `RARE` options.
 
     Raises:
         ValueError: for values that make no sense.
     """
+    left_out = {*command.hidden()}
+    if is_short:
+        left_out.update(RARE.split())
     how: dict[str, Any] = {
         "description": f"{inspect.cleandoc(command.about())}\n\n{ALSO}",
         "config": (MARK.OmitArgPrefixes, MARK.PositionalMetavarFromFieldName),
-        "registry": constructors({*command.hidden()}),
+        "registry": constructors(left_out),
     }
     return built(tyro.cli(type(command), default=command, args=arguments, prog=prog, **how))
 

@@ -80,6 +80,11 @@ class Report(Command):
         from sinklab.lab.reports.runs import as_shown
         from sinklab.lab.reports.tables import compare
 
+        if not self.runs:
+            raise ValueError(
+                "report needs at least one run folder; make one with `sinklab trace` or `sinklab "
+                "train`"
+            )
         rule = None
         if self.sink_rule is not None:
             rule = rules.parse(self.sink_rule)
@@ -143,6 +148,11 @@ class Figures(Command):
     def run(self) -> None:
         from sinklab.lab.reports.drawing import draw_all
 
+        if not self.runs:
+            raise ValueError(
+                "figures needs at least one run folder; make one with `sinklab trace` or `sinklab "
+                "train`"
+            )
         opened = _opened(self.runs)
         with working() as progress:
             progress.stage("drawing")

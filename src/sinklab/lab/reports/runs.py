@@ -67,7 +67,7 @@ def as_shown(
         given = [one for one in given if run_of(one).info.kind not in BESIDE]
     runs = [run_of(source) for source in given]
     if not runs:
-        raise ValueError("A report needs at least one run; make one with `sinklab trace`.")
+        raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
     first = runs[0].info.kind
     expected = kind or (first if any_kind or first in READERS else "study")
     for run in runs:
