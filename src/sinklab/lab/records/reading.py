@@ -120,7 +120,7 @@ class Run:
         (file,) = self._files(ARRAYS, name, sample)
         head = f"{sample}/"
         with undamaged(file), safe_open(file, framework="numpy") as handle:
-            stored = [key for key in sorted(handle.keys()) if key.startswith(head)]
+            stored = sorted(key for key in handle.keys() if key.startswith(head))
             yield handle, {key.removeprefix(head): key for key in stored}
 
     def _files(self, suffix: str, name: str, sample: int | None) -> list[Path]:
