@@ -120,8 +120,9 @@ class Run:
         (file,) = self._files(ARRAYS, name, sample)
         head = f"{sample}/"
         with undamaged(file), safe_open(file, framework="numpy") as handle:
-            stored = sorted(key for key in handle.keys() if key.startswith(head))
-            yield handle, {key.removeprefix(head): key for key in stored}
+            names = handle.keys()
+            stored = sorted(name for name in names if name.startswith(head))
+            yield handle, {name.removeprefix(head): name for name in stored}
 
     def _files(self, suffix: str, name: str, sample: int | None) -> list[Path]:
         what = {TABLES: "a table", ARRAYS: "a file of arrays"}[suffix]
