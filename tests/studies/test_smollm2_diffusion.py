@@ -27,7 +27,7 @@ study, measures, costs, contrasts, runs = (
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The study with a tiny parent, text of seconds, and stages of 2, 2 and 2 steps."""
+    """The study with a tiny parent, text of seconds, and stages of 2 and 2 steps."""
     corpus = uneven_documents(tmp_path)
     out = tmp_path / "parent"
     tiny = {
@@ -57,8 +57,8 @@ def toy(tmp_path, monkeypatch):
         "SEEDS": (0,),
         "CURVE": ("iii-0",),
         "FIRST": 2,
-        "LONGER": ((2, 4), (4, 6)),
-        "POINTS": (1, 2, 3, 4, 6),
+        "LONGER": ((2, 4),),
+        "POINTS": (1, 2, 3, 4),
     }
     for name, value in changed.items():
         monkeypatch.setattr(study, name, value)
@@ -92,9 +92,9 @@ def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     assert study.adapters_of("iii-0", 3).is_file()
     study.train_all()
     files = sorted((toy / "results" / "adapters").glob("*.safetensors"))
-    assert [file.stem for file in files] == ["iii-0-1", "iii-0-2", "iii-0-3", "iii-0-4", "iii-0-6"]
+    assert [file.stem for file in files] == ["iii-0-1", "iii-0-2", "iii-0-3", "iii-0-4"]
     tokens = [read_adapters(file)[0].tokens for file in files]
-    assert tokens == [64, 128, 192, 256, 384]
+    assert tokens == [64, 128, 192, 256]
     told = open_run(toy / "runs" / "iii-0-4").info
     assert told.status == "complete"
     assert told.settings["lr"] == 1e-3
@@ -200,11 +200,11 @@ def test_one_seed_has_the_interval_over_texts_and_seeds_that_agree_the_same():
 
 def test_intervals_over_texts_and_seeds_cover():
     rng, inside = np.random.default_rng(1), 0
-    for _ in range(400):
+    for _ in range(100):
         values_ST = rng.normal(0, 0.3, (3, 1)) + rng.normal(0, 1, 40) + rng.normal(0, 1, (3, 40))
         one = contrasts.crossed(values_ST)
         inside += one.low <= 0 <= one.high
-    assert inside / 400 > 0.93
+    assert inside > 88
 
 
 def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(texts, monkeypatch):

@@ -48,11 +48,6 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-def _mean_of(name: str, doc: str = "") -> Any:
-    """A property of :class:`Dose`: the mean over this name."""
-    return property(lambda dose: dose.mean(name), doc=doc or MEASURED[name])
-
-
 @dataclass(frozen=True)
 class Dose:
     """Means over the forwards, rows, layers and heads in which edits had an opportunity to act.
@@ -81,15 +76,13 @@ class Dose:
             return math.nan
         return total / entries
 
-    keys = _mean_of("keys")
-    sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
-    held = _mean_of("held")
-    removed = _mean_of("removed")
-    overlap = _mean_of("overlap")
-    matched = _mean_of("matched")
-    left = _mean_of("left")
-    alone = _mean_of("alone")
-    strongest = _mean_of("strongest")
+    def __getattr__(self, name: str) -> float:
+        """The mean of a measure, such as `removed`; of `sinks` the share (0 to 1) of the chosen
+        keys.
+        """
+        if name not in MEASURED:
+            raise AttributeError(f"a dose has no {name!r}; measures are {', '.join(MEASURED)}")
+        return self.mean(name)
 
     @property
     def weight(self) -> int:
