@@ -247,7 +247,7 @@ def _steps(
         ids_BL, known_BLV = noise(), None
         noisy_BL = torch.ones_like(ids_BL, dtype=torch.bool)
         done_B1 = torch.zeros_like(noisy_BL[:, :1])
-        stop = StableAndConfidentStoppingCriteria(
+        stop: Any = StableAndConfidentStoppingCriteria(
             settings.stability_threshold, settings.confidence_threshold
         )
         for left in range(steps, 0, -1):

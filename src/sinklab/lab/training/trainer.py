@@ -7,7 +7,7 @@ after a restart.
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
 import math
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,7 +81,7 @@ class NoisyCollator:
     sampler: str
     clean_steps: int = 0
 
-    def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def __call__(self, rows: list[Any]) -> dict[str, Tensor]:
         """The batch."""
         batch = default_collate(rows)
         rows_B = batch["row"]
@@ -312,5 +312,6 @@ class DiffusionTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint, whose state has the place in the stream."""
         if self.cursor is not None:
-            self.state.log_history.append({"step": self.state.global_step, "cursor": self.cursor})
+            place: Any = {"step": self.state.global_step, "cursor": self.cursor}
+            self.state.log_history.append(place)
         super()._save_checkpoint(model, trial)
