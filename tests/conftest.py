@@ -32,6 +32,8 @@ from rings import is_missing, ring_of
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
+# A fork makes torch's threads anew when they are first asked for, which two at once may not.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 # Also fills torch.empty with NaN, so a buffer read before it is written shows.
 torch.use_deterministic_algorithms(True)
 if not torch.accelerator.is_available():
