@@ -42,14 +42,8 @@ if not torch.accelerator.is_available():
 # 12 ms a file, for a disk that loses power: tests kill processes alone.
 os.fsync = lambda _: None
 
-LONGEST = (
-    "test_report_answers",
-    "test_docs",
-    "test_gguf",
-    "test_random_models",
-    "test_every_write",
-)
-"""modules with tests of 20 s and more"""
+LONGEST = ("test_workers", "test_report_answers", "test_docs", "test_sink_contents", "test_site")
+"""modules with tests of 10 s and more"""
 
 
 @pytest.fixture
