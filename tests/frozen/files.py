@@ -67,7 +67,8 @@ def of_json(path: Path) -> Any:
     said = json.loads(path.read_text())
     for name in ("versions", "files", "others"):
         if name in said:
-            said[name] = [*said[name]]
+            # other tests leave plug-ins in their process
+            said[name] = [one for one in said[name] if not one.endswith(".py")]
     if "backbone" in said:
         said["backbone"] = {name: said["backbone"][name] for name in FORM}
     if said.get("kind") == "training":
