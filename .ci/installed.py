@@ -52,8 +52,9 @@ subprocess.run(
 )
 # Each ends with `sinklab check` of itself.
 examples = sorted(Path(__file__).resolve().parents[1].glob("examples/add_a_*.py"))
-for example in examples:
-    subprocess.run([sys.executable, "-I", str(example)], check=True)
+begun = [subprocess.Popen([sys.executable, "-I", str(example)]) for example in examples]
+failed = [one.args for one in begun if one.wait()]
+assert not failed, f"examples failed: {failed}"
 print(
     f"sinklab {sinklab.__version__}: installs without extras, imports torch alone, loads "
     f"{len(packaged)} models, checks {len(examples)} plug-ins"
