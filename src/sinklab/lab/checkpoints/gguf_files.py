@@ -104,13 +104,20 @@ def _reading(file: Path, name: str, what: str) -> Iterator[None]:
         yield
 
 
+@functools.lru_cache(maxsize=1)
+def _config(file: Path, name: str, changed_at: int) -> str:
+    """The config of a file, as it was last changed: transformers reads all tokens for it."""
+    with _reading(file, name, "architecture"):
+        made: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    return made.to_json_string()
+
+
 def read_config(file: Path, name: str) -> dict[str, Any]:
     """The config that transformers makes of the header, as a ``config.json`` would have it. Raises
     ValueError for an architecture of llama.cpp that it does not map.
     """
-    with _reading(file, name, "architecture"):
-        made: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    config: dict[str, Any] = from_json(made.to_json_string(), dict)
+    _header(file, name)
+    config: dict[str, Any] = from_json(_config(file, name, file.stat().st_mtime_ns), dict)
     # names of the place it was read from, which are no names of published checkpoints
     return {key: value for key, value in config.items() if not key.startswith("_")}
 
