@@ -1,6 +1,5 @@
 """The engine's bookkeeping, with what Ray answers listed; tests/workers/test_workers.py has Ray."""
 
-import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -14,22 +13,24 @@ class FakeRay:
 
     class exceptions:
         class RayError(Exception):
-            pass
+            preempted = False
 
     cloudpickle = SimpleNamespace(dumps=repr)
 
     def __init__(self, *ends):
         self.ends = iter(ends)
         self.calls = 0
-        self.killed = []
         method = SimpleNamespace(remote=self.call)
-        self.actor = SimpleNamespace(error=method, compute=method)
+        self.actor = SimpleNamespace(begin=method, compute=method)
 
     def remote(self, _):
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: self.actor))
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.actor))
 
-    def kill(self, actor, no_restart=True):
-        self.killed.append(no_restart)
+    def put(self, value):
+        return value
+
+    def kill(self, actor):
+        pass
 
     def call(self, *_):
         self.calls += 1
@@ -45,52 +46,62 @@ class FakeRay:
         return end
 
 
-STARTED, DONE = (None, ""), ("done", "")
+STARTED = engine.code_facts() | {"weights": "those"}, ""
+DONE = "done", ""
 BROKEN = None, "AcceleratorError: CUDA error: device-side assert triggered"
-DEATH = FakeRay.exceptions.RayError("the process is gone\nand more")
 
 
-def results(ray, samples=2):
+def death(*, preempted=False):
+    error = FakeRay.exceptions.RayError("the process is gone\nand more")
+    error.preempted = preempted
+    return error
+
+
+def results(*ends, samples=1, weights="those"):
     portions = [(number,) for number in range(samples)]
-    return engine.Ray(ray, 1, 0).results(lambda: None, {}, Progress(), portions)
+    pool = engine.Ray(FakeRay(*ends), 1, 0)
+    return pool.results(lambda: None, {"weights": weights}, Progress(), portions)
+
+
+def test_a_portion_whose_worker_dies_is_tried_again():
+    assert [*results(STARTED, death(), STARTED, DONE)] == [((0,), "done")]
+
+
+def test_a_preempted_node_uses_up_no_tries():
+    taken = [STARTED, death(preempted=True)] * (engine.TRIES + 2)
+    assert [*results(*taken, STARTED, DONE)] == [((0,), "done")]
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("ends", "said"),
     [
-        (DEATH, "sample 0: its worker died: the process is gone$"),
-        ((None, "RuntimeError: full"), "sample 0: RuntimeError: full"),
-        (BROKEN, "sample 0: AcceleratorError: .*device-side assert"),
+        ([STARTED, death()] * engine.TRIES + [STARTED, DONE], "sample 0: ended its worker 3 times"),
+        ([STARTED, (None, "RuntimeError: full"), DONE], "sample 0: RuntimeError: full"),
+        # it computes nothing more
+        ([STARTED, BROKEN, STARTED, DONE], "sample 0: AcceleratorError: .*device-side assert"),
     ],
 )
-def test_what_fails_is_named_and_the_others_go_on(end, said):
-    found, ray = [], FakeRay(STARTED, end, DONE)
+def test_what_fails_is_named_and_the_others_go_on(ends, said):
+    found = []
+    # of two portions the second waits until the first failed, but where that waits again
+    if "ended" in said:
+        ends = [STARTED, death(), STARTED, DONE, *[death(), STARTED] * 2]
     with pytest.raises(ValueError, match=f"1 of 2 portions failed.* {said}"):
-        found.extend(results(ray))
+        found.extend(results(*ends, samples=2))
     assert found == [((1,), "done")]
-    # after an assertion on a GPU a worker can do no more
-    assert ray.killed == [False] * (end is BROKEN) + [True]
 
 
-@pytest.mark.parametrize("end", [DEATH, (None, "a worker cannot start: no model")])
-def test_a_worker_that_does_not_start_ends_it(end):
-    with pytest.raises(ValueError, match=r"^(its worker died: the process|a worker cannot start)"):
-        [*results(FakeRay(end))]
-
-
-def begun():
-    return {"weights": "those"}, str
-
-
-@pytest.mark.parametrize("weights", ["those", "others"])
-def test_a_worker_computes_if_it_has_the_same_weights(weights):
-    given = engine.surroundings(), pickle.dumps(begun), {"weights": weights}
-    worker = engine.Worker(given)
-    result, error = worker.compute((0,))
-    if weights == "those":
-        assert (result, error) == ("(0,)", "")
-    else:
-        assert result is None and "same weights everywhere, but this worker has those" in error
+@pytest.mark.parametrize(
+    ("ends", "weights", "said"),
+    [
+        ([death()] * engine.STARTS, "those", "die while they start: the process is gone$"),
+        ([(None, "ValueError: no model")], "those", "a worker cannot start: ValueError: no model"),
+        ([STARTED], "others", "same weights .* a worker has those, and this process others"),
+    ],
+)
+def test_a_worker_that_does_not_start_or_differs_ends_it(ends, weights, said):
+    with pytest.raises(ValueError, match=said):
+        [*results(*ends, weights=weights)]
 
 
 @pytest.mark.parametrize("workers, gpus", [(0, 0), (-2, 0), (1, -1)])

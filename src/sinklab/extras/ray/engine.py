@@ -1,10 +1,11 @@
 """Ray as the engine of a study: workers that have the model loaded once and are handed a portion of
 the samples at a time.
 
-Placing processes on GPUs and machines, and starting again what died, is the daily work of an
-engine, so it is not written here. What is: who is given which portion, and that a worker computes
-the same as this process. Portions are fixed by the numbers of samples, and no result depends on who
-computed it or when, so that the number of workers changes nothing. This process alone writes.
+Placing processes on GPUs and machines, and noticing that one of them died, is the daily work of
+an engine, so it is not written here. What is: who is given which portion, how often one is tried,
+and that a worker computes the same as this process. Portions are fixed by the numbers of samples,
+and no result depends on who computed it or when, so that the number of workers changes nothing.
+This process alone writes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,11 @@ from sinklab.lab.registry import engines
 from sinklab.lab.studies.progress import Progress
 
 TRIES = 3
-"""Tries of a portion whose worker dies, before it is given up."""
-RESTARTS = 20
-"""Times that Ray starts a worker again."""
+"""Tries of a portion whose worker dies, before it is given up; one that is preempted costs none."""
+STARTS = 4
+"""Workers that may die while they start."""
+PATIENCE = 1800.0
+"""Seconds to wait for a worker that is to start while none computes."""
 IN_FLIGHT = 2**30
 """Bytes of results that Ray holds on this machine at most: one a worker, and this process takes one
 after the other.
@@ -83,9 +87,8 @@ def surroundings() -> dict[str, Any]:
 class Worker:
     """What Ray makes an actor of: the model, and the portion that it computes."""
 
-    def __init__(self, given: tuple[dict[str, Any], bytes, Mapping[str, str]]) -> None:
-        about, pickled, expected = given
-        self._error = ""
+    def begin(self, about: dict[str, Any], pickled: bytes) -> tuple[dict[str, str] | None, str]:
+        """Load the model. Returns the facts of this worker, or else the error."""
         # Ray sets as many as the processors that it counts for a worker
         os.environ.pop("OMP_NUM_THREADS", None)
         os.environ.update(about["environment"])
@@ -101,33 +104,49 @@ class Worker:
                     path.write_bytes(text)
                     load_plugin(path)
             facts, self._compute = pickle.loads(pickled)()
-            check_same(code_facts() | dict(facts), expected)
         except Exception as error:  # the driver tells of it
-            self._error = f"a worker cannot start: {type(error).__name__}: {error}"
-
-    def error(self) -> tuple[None, str]:
-        """The reason why it cannot compute, if there is one."""
-        return None, self._error
+            return None, f"{type(error).__name__}: {error}"
+        return code_facts() | dict(facts), ""
 
     def compute(self, portion: Portion) -> tuple[Any, str]:
         """The result of a portion, or else the error."""
-        if self._error:
-            return self.error()
         try:
             return self._compute(portion), ""
         except Exception as error:  # the driver tells of it
             return None, f"{type(error).__name__}: {error}"
 
 
-def check_same(facts: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raises ValueError for a worker that has other facts than the process that started it."""
-    for name, theirs in expected.items():
-        if facts[name] != theirs:
-            raise ValueError(
-                f"a run is computed by the same {name} everywhere, but this worker has "
-                f"{facts[name]}, and the process that started it {theirs}; install the same on all "
-                "machines, and give all the same model"
-            )
+@dataclass(frozen=True)
+class End:
+    """How a call of a worker ended."""
+
+    result: Any
+    error: str
+    is_dead: bool = False
+    charged: int = 1
+    """Tries that a death uses up."""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """Portions that wait, and those that failed."""
+
+    waiting: deque[Portion]
+    tries: Counter[Portion] = field(default_factory=Counter)
+    failed: dict[Portion, str] = field(default_factory=dict)
+
+    def is_done(self, portion: Portion, end: End) -> bool:
+        """Whether the portion has a result; else it waits again, or failed."""
+        if not end.error:
+            return True
+        self.tries[portion] += end.charged
+        if not end.is_dead:
+            self.failed[portion] = end.error
+        elif self.tries[portion] < TRIES:
+            self.waiting.append(portion)
+        else:
+            self.failed[portion] = f"ended its worker {TRIES} times"
+        return False
 
 
 @engines.register("ray")
@@ -186,8 +205,11 @@ class Ray:
     def __init__(self, ray: Any, workers: int, gpus: int) -> None:
         self._ray = ray
         self._workers = workers
-        again = {"max_restarts": RESTARTS, "max_task_retries": TRIES - 1}
-        self._actors = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, **again)
+        self._actors = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus)
+        self._running: dict[Any, tuple[Any, Portion | None]] = {}
+        """Result to come -> its worker, and the portion; None for one that starts."""
+        self._deaths = 0
+        """Workers that died while they started."""
 
     def results(
         self,
@@ -208,57 +230,99 @@ class Ray:
             portions: to compute.
 
         Raises:
-            ValueError: at the end, for portions that were left out; at once for a worker that
-                cannot start or has other facts.
+            ValueError: at the end, for portions that were left out; for a worker that cannot start
+                or has other facts.
         """
+        pickled = self._ray.cloudpickle.dumps(begin)
+        self._begin = self._ray.put(surroundings()), self._ray.put(pickled)
         expected = code_facts() | dict(facts)
-        given = surroundings(), self._ray.cloudpickle.dumps(begin), expected
-        waiting, failed = deque(portions), dict[Portion, str]()
+        todo = Todo(deque(portions))
         progress.stage(counted(self._workers, "worker"))
         tick = progress.counter(len(portions))
-        actors = [self._actors.remote(given) for _ in range(min(self._workers, len(portions)))]
-        # a result to come -> its worker, and the portion; None for one that starts
-        running: dict[Any, tuple[Any, Portion | None]]
-        running = {actor.error.remote(): (actor, None) for actor in actors}
         try:
-            while waiting or any(portion for _, portion in running.values()):
-                ended = self._next([*running])
-                actor, portion = running.pop(ended)
-                try:
-                    result, error = self._ray.get(ended)
-                except self._ray.exceptions.RayError as death:
-                    result, error = None, f"its worker died: {str(death).partition(chr(10))[0]}"
-                if portion is None and error:
-                    raise ValueError(error)
-                if portion is not None and error:
-                    failed[portion] = error
-                elif portion is not None:
+            for _ in range(min(self._workers, len(portions))):
+                self._start_worker()
+            while todo.waiting or self._is_computing:
+                actor, portion, end = self._next()
+                if portion is None:
+                    self._check_start(end, expected)
+                elif todo.is_done(portion, end):
                     tick()
-                    yield portion, result
-                if "device-side assert" in error:
-                    # it can do no more
-                    self._ray.kill(actor, no_restart=False)
-                if waiting:
-                    chosen = waiting.popleft()
-                    running[actor.compute.remote(chosen)] = actor, chosen
+                    yield portion, end.result
+                self._go_on(actor, end, todo.waiting)
         finally:
-            for actor in actors:
+            for actor, _ in self._running.values():
                 self._ray.kill(actor)
-        if failed:
-            found = sorted(failed.items())
+            self._running.clear()
+        if todo.failed:
+            found = sorted(todo.failed.items())
             raise ValueError(
                 f"{len(found)} of {len(portions)} portions failed, and the others are done; the "
                 f"same command tries them again. {'; '.join(map(_told, found))}"
             )
 
-    def _next(self, results: list[Any]) -> Any:
-        """The first result that is there."""
-        while True:
-            done, _ = self._ray.wait(results, timeout=0)
-            if done:
-                return done[0]
+    @property
+    def _is_computing(self) -> bool:
+        return any(portion for _, portion in self._running.values())
+
+    def _start_worker(self) -> None:
+        actor = self._actors.remote()
+        self._running[actor.begin.remote(*self._begin)] = actor, None
+
+    def _next(self) -> tuple[Any, Portion | None, End]:
+        """The worker that is done next, its portion, and how it ended."""
+        done: list[Any] = []
+        began = time.monotonic()
+        while not done:
+            done, _ = self._ray.wait([*self._running], timeout=0)
             # a signal that came while Ray waits would end this process in Ray's way
             time.sleep(0.01)
+            if not (done or self._is_computing) and time.monotonic() > began + PATIENCE:
+                raise ValueError(
+                    f"no worker started within {PATIENCE / 60:.0f} min; look at the cluster with "
+                    "`ray status`, and give the same command again"
+                )
+        actor, portion = self._running.pop(done[0])
+        try:
+            return actor, portion, End(*self._ray.get(done[0]))
+        except self._ray.exceptions.RayError as death:
+            said = str(death).partition("\n")[0]
+            # a machine that is taken away says nothing about the sample
+            charged = int(not getattr(death, "preempted", False))
+            return actor, portion, End(None, said, is_dead=True, charged=charged)
+
+    def _check_start(self, end: End, expected: Mapping[str, str]) -> None:
+        """Raise ValueError for a worker that has other facts than expected or did not start, but
+        not for each one that died.
+        """
+        if end.is_dead:
+            self._deaths += end.charged
+            if self._deaths >= STARTS:
+                raise ValueError(f"workers die while they start: {end.error}")
+            return
+        if end.error:
+            raise ValueError(f"a worker cannot start: {end.error}")
+        for name, mine in expected.items():
+            if end.result[name] != mine:
+                raise ValueError(
+                    f"a run is computed by the same {name} everywhere, but a worker has "
+                    f"{end.result[name]}, and this process {mine}; install the same on all "
+                    "machines, and give all the same model"
+                )
+
+    def _go_on(self, actor: Any, end: End, waiting: deque[Portion]) -> None:
+        """Give the worker its next portion, or put another one in its place if it can do no more,
+        as after an assertion on a GPU.
+        """
+        if end.is_dead or "device-side assert" in end.error:
+            self._ray.kill(actor)
+            if waiting:
+                self._start_worker()
+        elif waiting:
+            chosen = waiting.popleft()
+            self._running[actor.compute.remote(chosen)] = actor, chosen
+        else:
+            self._ray.kill(actor)
 
 
 def _start(ray: Any, workers: int) -> None:
