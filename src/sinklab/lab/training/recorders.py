@@ -140,7 +140,7 @@ class Recorder(TrainerCallback):
                 raise ValueError(
                     f"the loss must stay finite, but {name} is {row[name]} at step "
                     f"{state.global_step}; lower lr ({args.learning_rate}) in another folder, "
-                    f"or go on from {newest(Path(args.output_dir).parent)}"
+                    f"or go on from {newest(Path(args.output_dir).parent) or 'the beginning'}"
                 )
         row["tokens"] = state.global_step * self.tokens
         row["seconds"] = round(time.perf_counter() - self._started, 1)
