@@ -1,5 +1,6 @@
 """One Ray for all tests of a session, small."""
 
+import contextlib
 import importlib.util
 import sys
 
@@ -17,11 +18,14 @@ def no_plugins(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def ray():
+def ray(python):
     # Ray reads its environment when it is imported
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sinklab.extras.ray.engine.IN_FLIGHT", 150_000_000)
-        with engines["ray"].started(2, 0):
-            yield
+    with contextlib.ExitStack() as last:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sinklab.extras.ray.engine.IN_FLIGHT", 150_000_000)
+            # its workers are those of this Python: forks, which import little
+            patch.setattr(sys, "executable", python)
+            last.enter_context(engines["ray"].started(2, 0))
+        yield

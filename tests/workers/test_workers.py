@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +21,7 @@ from sinklab.extras.ray import engine
 from sinklab.lab.cli.main import main
 from sinklab.lab.records import Contents, RunWriter, open_run
 from sinklab.lab.studies.base import Study
-from sinklab.lab.studies.trace.study import StudySettings
+from sinklab.lab.studies.trace.study import StudySettings, Trace
 from sinklab.lab.studies.trace.study import study as trace
 
 pytestmark = pytest.mark.slow
@@ -37,16 +37,26 @@ def contents(folder):
     return found | {"run.json": about}
 
 
-def test_workers_and_shards_write_what_a_loop_writes(ray, tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A command without its folder, and the files that it writes in a loop, in four parts."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+    asked = ["trace", "--prompts", str(folder / "prompts.txt"), "--new-tokens", "4", "--out"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trace, "part_size", lambda *_: 5)
+        assert main([*asked, str(folder / "run")]) == 0
+        yield SimpleNamespace(asked=asked, files=contents(folder / "run"))
+
+
+def test_workers_and_shards_write_what_a_loop_writes(ray, alone, tmp_path):
     lm = sinklab.load("tiny")
-    settings = StudySettings(prompts=PROMPTS, new_tokens=4)
-    alone = contents(trace(lm, tmp_path / "alone", settings))
-    assert len(alone) > 10
+    assert len(alone.files) > 10
     for place in range(2):
+        settings = StudySettings(prompts=PROMPTS, new_tokens=4)
         trace(lm, tmp_path / "shards", settings, shard=f"{place}/2")
-    assert contents(tmp_path / "shards") == alone
-    assert contents(trace(lm, tmp_path / "worker", settings, workers=1)) == alone
-    assert contents(lm.watch(PROMPTS, 4, workers=2).path) == alone
+    assert contents(tmp_path / "shards") == alone.files
+    assert contents(lm.watch(PROMPTS, 4, workers=2).path) == alone.files
 
 
 class Squares(Study):
@@ -120,23 +130,39 @@ def test_the_extra_is_named_where_it_is_absent(tmp_path, monkeypatch, capsys):
     assert 'pip install "sinklab[ray]"' in capsys.readouterr().err
 
 
-def test_a_driver_that_is_ended_leaves_a_run_that_goes_on(tmp_path, monkeypatch, ray):
+PAUSED = """
+import os, signal, sys
+from sinklab.lab.cli.main import main
+from sinklab.lab.records import RunWriter
+from sinklab.lab.studies.trace.study import Trace
+
+def paused(*part):
+    written(*part)
+    print(os.getpid(), flush=True)
+    signal.pause()
+
+written, RunWriter.write = RunWriter.write, paused
+Trace.part_size = lambda *_: 5
+main(sys.argv[1:])
+"""
+"""A driver that writes one part, tells its number and waits."""
+
+
+def test_a_driver_that_is_ended_leaves_a_run_that_goes_on(
+    ray, alone, tmp_path, monkeypatch, python
+):
     """By SIGKILL, Ctrl-C and SIGTERM, each time after it wrote a part."""
-    prompts, run = tmp_path / "prompts.txt", tmp_path / "run"
-    prompts.write_text("\n".join(f"The sea {number}" for number in range(64)))
-    asked = ["trace", "--prompts", str(prompts), "--new-tokens", "4", "--out"]
-    assert main([*asked, str(tmp_path / "alone")]) == 0
-    asked += [str(run), "--workers", "1"]
-    driver = subprocess.Popen([sys.executable, "-m", "sinklab", *asked])
-    deadline = time.monotonic() + PATIENCE
-    while not [*run.glob("generations-*.parquet")]:
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    children = psutil.Process(driver.pid).children(recursive=True)
-    # those that only report try for a minute to tell of the end
-    children = [child for child in children if "Agent" not in "".join(child.cmdline())]
-    driver.kill()
-    assert driver.wait(PATIENCE) == -signal.SIGKILL
+    run = tmp_path / "run"
+    asked = [*alone.asked, str(run), "--workers", "1"]
+    with subprocess.Popen([python, "-c", PAUSED, *asked], stdout=subprocess.PIPE) as command:
+        driver = psutil.Process(int(command.stdout.readline()))
+        children = driver.children(recursive=True)
+        # those that only report try for a minute to tell of the end
+        agents = ("/agent.py", "/agent/main.py")
+        children = [one for one in children if not any(x.endswith(agents) for x in one.cmdline())]
+        assert children
+        driver.kill()
+        assert command.wait(PATIENCE) == -signal.SIGKILL
     _, alive = psutil.wait_procs(children, PATIENCE)
     assert not alive, "nothing of Ray is left"
     written = RunWriter.write
@@ -153,6 +179,4 @@ def test_a_driver_that_is_ended_leaves_a_run_that_goes_on(tmp_path, monkeypatch,
         assert open_run(run).info.status == "interrupted"
     monkeypatch.undo()
     assert main(asked) == 0
-    made, alone = contents(run), contents(tmp_path / "alone")
-    assert made["run.json"] == alone["run.json"]
-    assert [name for name in {*made, *alone} if made.get(name) != alone.get(name)] == []
+    assert contents(run) == alone.files
