@@ -1,8 +1,8 @@
 """The inner rings without the outer ones: every module imports, and nothing deleted is named."""
 
+import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ pytestmark = pytest.mark.ring("extras")
 SOURCE = Path(__file__).parents[1] / "src" / "sinklab"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
+# a fork has imported the whole package
+for name in [name for name in sys.modules if name.partition(".")[0] == "sinklab"]:
+    del sys.modules[name]
 import sinklab
 from sinklab.core import registry
 
@@ -50,22 +53,17 @@ print(*recording.received[0].shape)
 
 def without(folder, *rings):
     """A copy of the package that lacks these rings."""
-    shutil.copytree(
-        SOURCE, folder / "sinklab", ignore=shutil.ignore_patterns("__pycache__", "packaged")
-    )
-    for ring in rings:
-        shutil.rmtree(folder / "sinklab" / ring)
-    return folder
+    left_out = shutil.ignore_patterns("packaged", *rings)
+    return Path(shutil.copytree(SOURCE, folder / "sinklab", ignore=left_out)).parent
 
 
-def ran(folder, program, *rings):
+def ran(python, folder, program, *rings):
     """How many modules these rings have, where registered classes live, and what a program says
     after all was imported.
     """
-    command = [sys.executable, "-c", IMPORT_ALL + program, str(folder), *rings]
-    done = subprocess.run(
-        command, env={"PYTHONPATH": str(folder)}, cwd=folder, capture_output=True, text=True
-    )
+    command = [python, "-c", IMPORT_ALL + program, str(folder), *rings]
+    of_copy = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=of_copy, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found, _, said = done.stdout.partition("\n")
     modules, *homes = found.split()
@@ -73,16 +71,16 @@ def ran(folder, program, *rings):
 
 
 @pytest.mark.slow
-def test_core_and_lab_do_without_the_extras(tmp_path):
-    modules, homes, said = ran(without(tmp_path, "extras"), HELP, "core", "lab")
+def test_core_and_lab_do_without_the_extras(python, tmp_path):
+    modules, homes, said = ran(python, without(tmp_path, "extras"), HELP, "core", "lab")
     assert modules > 150 and homes and not [home for home in homes if ".extras." in home]
     assert "trace" in said
     assert not [name for name in ("serve", "validate") if name in said]
 
 
 @pytest.mark.slow
-def test_the_core_does_without_the_lab(tmp_path):
-    modules, homes, said = ran(without(tmp_path, "extras", "lab"), TRACED, "core")
+def test_the_core_does_without_the_lab(python, tmp_path):
+    modules, homes, said = ran(python, without(tmp_path, "extras", "lab"), TRACED, "core")
     assert modules > 40 and homes and all(home.startswith("sinklab.core.") for home in homes)
     assert said.split() == ["1", "2", "4", "20"]
 
