@@ -95,12 +95,11 @@ class RunInfo:
         files = {file: one for file, one in self.files.items() if part_of(file) in left}
         return dataclasses.replace(self, files=files, others={}, status="running")
 
-    def save(self, folder: Path) -> None:
-        """Write the run.json of ``folder``."""
-        fields = dataclasses.asdict(self)
-        for name in ("files", "others"):
-            fields[name] = dict(sorted(fields[name].items()))
-        write_text(folder / RUN_FILE, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+    def save(self, folder: Path) -> str:
+        """Write the run.json of ``folder``, and return it."""
+        text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
+        write_text(folder / RUN_FILE, text)
+        return text
 
 
 ALL_QUERIES = "all queries"

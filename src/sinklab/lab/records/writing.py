@@ -132,6 +132,7 @@ class RunWriter:
         self._overwrite = overwrite
         self.lock = FileLock(self.path / LOCK, thread_local=False)
         """Held while run.json is changed, and while results of all parts are written."""
+        self._written = ""
         self._own = FileLock(self.path / f".shard-{shard[0]}{LOCK}", thread_local=False)
         self.info = RunInfo(
             schema=SCHEMA,
@@ -183,7 +184,7 @@ class RunWriter:
                 self.info = dataclasses.replace(self.info, status="running", error=None)
         # Should this be cut short, run.json says what the folder is, and nothing of what is not
         # there.
-        self.info.save(self.path)
+        self._written = self.info.save(self.path)
         for name in lost:
             if name.endswith((TABLES, ARRAYS)):
                 (self.path / name).unlink(missing_ok=True)
@@ -213,15 +214,19 @@ class RunWriter:
         with self.lock:
             before = self.refresh()
             for name in ("files", "others"):
-                changes[name] = getattr(before, name) | changes.get(name, {})
+                found = getattr(before, name) | changes.get(name, {})
+                changes[name] = dict(sorted(found.items()))
             self.info = dataclasses.replace(before, **changes)
-            self.info.save(self.path)
+            self._written = self.info.save(self.path)
 
     def refresh(self) -> RunInfo:
         """Reread run.json and return it; ``info`` knows of other shards only from such reads, or
         from writing.
         """
-        self.info = read_info(self.path / RUN_FILE)
+        path = self.path / RUN_FILE
+        # to check what this process itself wrote took longer than to write it
+        if not path.is_file() or path.read_bytes() != self._written.encode():
+            self.info = read_info(path)
         return self.info
 
     @property
