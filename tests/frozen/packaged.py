@@ -2,7 +2,7 @@
 answers about a watched text, and the tables of both papers.
 
 Models are read in float64, so that no choice hinges on rounding, and texts are as short as a number
-can be told from. Cells below `shared/` are benchmarks on the first 20 documents, which a clone does
+can be told from. Cells below `shared/` are benchmarks on the first 8 documents, which a clone does
 not have; HumanEval's programs are written here and never run. The other benchmarks and the papers'
 tables ask questions that are made of the text below. Tables are those of run folders and of CSV
 files, without what names a folder.
@@ -225,11 +225,11 @@ def benchmarks(folder: Path) -> Cells:
     data = Path(root) / "data"
     if not (data / "gsm8k").is_dir():
         return
-    # to read ten thousand questions took longer than to answer twenty
+    # to read ten thousand questions took longer than to answer eight
     for path, opened, lines in (
-        ("hellaswag/hellaswag_val_full.txt.bz2", bz2.open, 6 * 20),
-        ("lambada/lambada_openai.jsonl", open, 20),
-        ("gsm8k/test.jsonl", open, 20),
+        ("hellaswag/hellaswag_val_full.txt.bz2", bz2.open, 6 * 8),
+        ("lambada/lambada_openai.jsonl", open, 8),
+        ("gsm8k/test.jsonl", open, 8),
     ):
         first = folder / "data" / path.removesuffix(".bz2")
         first.parent.mkdir(parents=True)
@@ -237,12 +237,12 @@ def benchmarks(folder: Path) -> Cells:
             first.write_text("".join(islice(whole, lines)), "utf-8")
     own_data = folder / "data"
     asked = ("--dtype", "float64", "--data", own_data, "--num-fewshot", 0, "--record-sinks", 0)
-    few = ("--limit", 20, "--mc-samples", 1, "--new-tokens", 4, "--block-length", 4)
+    few = ("--limit", 8, "--mc-samples", 1, "--new-tokens", 4, "--block-length", 4)
     choices = ("--model", "tiny", "--tasks", "hellaswag,lambada_openai")
     command("eval", *choices, *asked, *few, "--out", folder / "choices")
     yield from of_eval("tiny", folder / "choices")
     with gzip.open(data / "humaneval" / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
-        programs = [json.loads(line)["prompt"] for line, _ in zip(lines, range(20), strict=False)]
+        programs = [json.loads(line)["prompt"] for line, _ in zip(lines, range(8), strict=False)]
     for name, own in (("tiny", ("--steps", 2)), ("tiny-causal", ())):
         out = folder / name
         command("eval", "--model", name, "--tasks", "gsm8k", *asked, *few, *own, "--out", out)
