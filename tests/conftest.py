@@ -129,6 +129,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     if memory := sys.modules.get("accelerate.utils.memory"):
         memory.gc = SimpleNamespace(collect=lambda: 0)
 

@@ -1,5 +1,6 @@
 """What is said of a real model, SmolLM2-135M, where the package that brings it is installed."""
 
+import copy
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import sinklab
+from sinklab.lab.checkpoints import gguf_files
 from tiny_gguf import smollm2
 
 README = Path(__file__).parents[1] / "README.md"
@@ -22,12 +24,27 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """The file is parsed and dequantised once."""
+    smollm2()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("read_model", "read_tokenizer"):
+            read, found = getattr(gguf_files, name), []
+
+            def copied(*given, read=read, found=found):
+                found[:] = found or [read(*given)]
+                return copy.deepcopy(found[0])
+
+            patch.setattr(gguf_files, name, copied)
+        yield
+
+
 @pytest.fixture(scope="module")
 def example():
     """The first example of the README: the names it made, what it printed, and what the README
     says it prints.
     """
-    smollm2()
     found = re.search(
         r"test_real_model.py[^\n]*-->\n```python\n(.*?)```\n+```text\n(.*?)```",
         README.read_text("utf-8"),
@@ -69,7 +86,6 @@ def test_a_row_that_sees_itself_alone_becomes_the_sink(example):
 
 def test_the_packaged_sink_token_is_the_sink():
     """It takes more of the attention than any token of the text; the study has 0.39 on 40 texts."""
-    smollm2()
     lm = sinklab.load("smollm2-diffusion-sink")
     ids_1S = torch.tensor([lm.needed_tokenizer()(BOOK * 4)["input_ids"][:64]])
     with sinklab.trace(lm.model) as seen, torch.inference_mode():
