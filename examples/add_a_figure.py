@@ -26,4 +26,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         run = f"{folder}/run"
         main(["trace", "The house", "--new-tokens", "8", "--out", run])
-        raise SystemExit(main(["figures", run, "--plugin", __file__, "--out", f"{folder}/drawn"]))
+        mine = ["--plugin", __file__, "--only", "sinks_and_norms"]
+        raise SystemExit(main(["figures", run, *mine, "--out", f"{folder}/drawn"]))

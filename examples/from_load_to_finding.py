@@ -10,7 +10,7 @@ from sinklab.lab.analysis import enrichment, motion, token_classes
 
 lm = sinklab.load("tiny")
 prompt = lm.tokenizer(["The house stood at the end of a"])["input_ids"]
-canvas = Canvas.from_prompts(prompt, new_tokens=48, mask_id=lm.model.config.mask_token_id)
+canvas = Canvas.from_prompts(prompt, new_tokens=24, mask_id=lm.model.config.mask_token_id)
 
 with trace(lm.model) as recording:
     plain = [recording.mark(step) or step for step in denoise(lm.model.denoiser(), canvas)]

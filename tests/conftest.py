@@ -127,7 +127,6 @@ def pytest_collection_finish():
     Each training begins and ends by collecting, to give memory back to a GPU: a tenth of its time
     at these sizes.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     if memory := sys.modules.get("accelerate.utils.memory"):

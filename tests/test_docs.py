@@ -7,7 +7,7 @@ Of a page, every ```python block runs, in order and in one namespace, and every 
 
 What the README says runs in processes of its own. On Linux, commands of the other pages and the
 examples are forks of a process that has imported the package: the imports of fifty processes took
-longer than all that they did.
+longer than all that they did. Their pages are without pictures, which tests/reports draws.
 """
 
 import ast
@@ -25,6 +25,8 @@ from pathlib import Path
 import pytest
 
 from launched import script
+from pictures import draw_only as draw_only
+from pictures import no_pictures as no_pictures
 from sinklab.core import registry
 from sinklab.core.registry import caches, interventions, rules, sinks, statistics, unmasking_rules
 from sinklab.lab.registry import families, studies
@@ -91,6 +93,7 @@ def run_page(page, folder, python=sys.executable):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, python):
     monkeypatch.chdir(tmp_path)

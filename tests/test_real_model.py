@@ -84,6 +84,27 @@ def test_a_row_that_sees_itself_alone_becomes_the_sink(example):
     assert shares["full"] < 0.1, shares
 
 
+def test_the_second_token_becomes_the_sink_where_the_first_is_blocked(example):
+    """What `sinklab tour --real` says of it."""
+    lm = example[0]["lm"]
+    ids_1S = torch.tensor([lm.needed_tokenizer()(BOOK * 4)["input_ids"][:64]])
+    strong = {}
+    for name, edits in (
+        ("clean", ()),
+        ("blocked", ("block_keys:keys=positions:positions=0,when=now",)),
+    ):
+        with (
+            sinklab.intervene(lm.model, *edits),
+            sinklab.trace(lm.model) as seen,
+            torch.inference_mode(),
+        ):
+            lm.model(ids_1S, causal=True)
+        is_strong_LHK = seen.received[0][0] / seen.visible[0][0] > 0.3
+        strong[name] = is_strong_LHK[..., :2].float().mean((0, 1)).tolist()
+    assert strong["clean"][0] > 0.5 and strong["clean"][1] < 0.05, strong
+    assert strong["blocked"][0] == 0 and strong["blocked"][1] > 0.2, strong
+
+
 def test_the_packaged_sink_token_is_the_sink():
     """It takes more of the attention than any token of the text; the study has 0.39 on 40 texts."""
     lm = sinklab.load("smollm2-diffusion-sink")

@@ -3,8 +3,8 @@
 python docs/notebooks/execute.py           keeps the outputs in the files
 python docs/notebooks/execute.py --check   writes nothing; an error in a cell is an error here
 
-They take the small packaged models as they stand. A page within an output, which no repository has
-to keep, gives way to the text that stands for it.
+A check takes small packaged models in place of real ones. A page within an output, which no
+repository has to keep, gives way to the text that stands for it.
 """
 
 import argparse
@@ -17,17 +17,28 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 LARGEST = 60_000
 """characters of HTML that an output keeps"""
+STAND_INS = """
+def stand_ins():
+    import sinklab
+    load, small = sinklab.load, {"smollm2": "tiny-causal", "smollm2-diffusion": "tiny"}
+    sinklab.load = lambda name, **how: load(small.get(name, name), **how)
+
+stand_ins()
+"""
+"""first cell of a check"""
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook with new outputs. Raises nbclient.exceptions.CellExecutionError where a cell
-    fails.
+def executed(path: Path, first: str = "") -> nbformat.NotebookNode:
+    """The notebook with new outputs, run behind a first cell. Raises
+    nbclient.exceptions.CellExecutionError where a cell fails.
     """
     notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
             notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
         ).execute()
+    del notebook.cells[0]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
     }
@@ -65,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     for path in sorted(HERE.glob("*.ipynb")):
         if not given.names or path.stem in given.names:
-            notebook = executed(path)
+            notebook = executed(path, STAND_INS if given.check else "")
             print(
                 f"{path.name}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} cells "
                 "ran",

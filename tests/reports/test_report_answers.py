@@ -260,19 +260,3 @@ def test_the_real_tour_measures_what_masking_costs(monkeypatch, tmp_path, capsys
         change = losses[1, "top"] - losses[0, "none"]
         said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
         assert len(said) == 3 and f"{change:+.2f} nats a token".replace("-", "−") in said[2]
-
-
-@pytest.mark.slow
-@pytest.mark.smollm2
-@pytest.mark.usefixtures("short_tour", "no_pictures")
-def test_the_tour_of_the_real_parent(monkeypatch, tmp_path, capsys):
-    """Two tokens, and the sink that grows in it; what its child is, test_real_model.py holds."""
-    from tiny_gguf import smollm2
-
-    smollm2()
-    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "smollm2", "child": "tiny"})
-    monkeypatch.setattr("sinklab.lab.cli.tour.NEW_TOKENS", 2)
-    assert cli(f"tour --real --quick --out {tmp_path / 'tour'}") == 0
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) <= 40
-    assert "A new sink grew at the token at position 1" in printed.out
