@@ -26,7 +26,7 @@ from transformers import LlamaConfig
 
 from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.lab.checkpoints.loading import load
-from sinklab.lab.studies.base import Beginning
+from sinklab.lab.studies.base import begin_worker
 from sinklab.lab.studies.trace.study import StudySettings, study
 
 LAYERS = HEADS = 32
@@ -98,7 +98,7 @@ def main() -> None:
                 "start": first["wall"] - samples * rate["wall"],
                 "writer_seconds_a_sample": rate["own"],
             }
-        _, make = Beginning(study, partial(load, root / "model"), few)()
+        _, make = begin_worker(study, partial(load, root / "model"), few)
         portion = range(study.together)
         found["bytes_a_sample"] = len(pickle.dumps(make(portion))) / len(portion)
     writer = found["2 workers"]["writer_seconds_a_sample"]

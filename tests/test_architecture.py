@@ -241,3 +241,25 @@ def test_public_names_are_defined_where_their_stub_says(package):
         for alias in node.names:
             value = getattr(importlib.import_module(package), alias.name)
             assert value is getattr(module, alias.name)
+
+
+def test_scripts_import_what_there_is():
+    """Nothing runs the benchmarks here."""
+    root = SOURCE.parents[1]
+    missing = []
+    for path in (
+        path for name in ("benchmarks", "studies", "docs") for path in (root / name).rglob("*.py")
+    ):
+        for node in walked(parsed(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "sinklab"
+            ):
+                continue
+            for alias in node.names:
+                try:
+                    module = importlib.import_module(node.module)
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                except ModuleNotFoundError:
+                    missing.append(f"{path.name}: {node.module}.{alias.name}")
+    assert not missing
