@@ -7,11 +7,9 @@ Importing this module registers it:
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any
 
 import torch
-from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
@@ -28,10 +26,6 @@ from sinklab.lab.studies.benchmarks.two_stage import BATCH, answered
 
 READING = ("dtype", "device", "device_map", "revision", "sink")
 
-
-# lm-eval compiles the templates of a task anew for each document
-_TEMPLATES: Any = utils.env
-_TEMPLATES.from_string = lru_cache(_TEMPLATES.from_string)
 
 PART = 32
 """Documents of a part: an interrupted run makes one anew."""
