@@ -15,14 +15,24 @@ from sinklab.core.attention import Scores, attention_statistics, received
 from sinklab.extras.fast.score_pass import Fused
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = """
+import runpy, sys, warnings
+
+warnings.simplefilter("ignore")
+# of which a fork has imported both, to be compiled
+for name in [*sys.modules]:
+    if name.startswith("triton") and "._C" not in name or name.endswith("triton_kernels"):
+        del sys.modules[name]
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""runs a file"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is made for Linux alone")
-def test_the_kernels_give_what_the_loop_and_the_dense_map_give():
-    script = Path(__file__).with_name("interpreted.py")
+def test_the_kernels_give_what_the_loop_and_the_dense_map_give(python):
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)],
+        [python, "-c", INTERPRETED, Path(__file__).with_name("interpreted.py")],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
