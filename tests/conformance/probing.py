@@ -1,98 +1,24 @@
-"""The conformance suites of sink rules, interventions and statistics."""
+"""The conformance suite of interventions."""
 
 # B batch, L layers, H query heads, S keys, M keys taken away
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.core.attention.received import attention_statistics
 from sinklab.core.instrument import (
     BlockKeys,
     Intervention,
     InterventionLog,
     Recording,
-    Statistic,
     intervene,
     trace,
 )
-from sinklab.core.registry import interventions, rules, statistics
-from sinklab.core.sinks import Rule, find_sinks
-from sinklab.core.subject.canvas import Canvas
+from sinklab.core.registry import interventions
 from sinklab.lab.checkpoints.loading import load
 from sinklab.lab.checks import check_text
 from sinklab.lab.scoring.hidden_states import state_records
-
-
-def check_rule(rule: Rule | str) -> None:
-    """Hold a registered sink rule to the contract that every part of the lab relies on.
-
-    The answer is boolean, of the same kind (array or tensor) and shape as the received attention;
-    heads and steps are judged each by itself; a key that is padding, or seen by no query, is never
-    a sink and changes nothing; ``threshold``, if there is one and it does not refuse, is the value
-    a sink exceeds; the rule is written as text and as JSON and read again.
-
-    Args:
-        rule: a value, such as ``Excess(3.0)``, or its text; one that needs at most 24 keys.
-
-    Raises:
-        AssertionError: naming the part that does not hold.
-        ValueError: if the rule's class is not registered.
-    """
-    judge: Rule = check_text(rules, rule)
-    keys, random = 24, np.random.default_rng(0)
-    received = random.dirichlet(np.full(keys, 0.1), size=(2, 3, 4, keys)).sum(-2)
-    given = received.copy()
-    whole = find_sinks(received, judge, keys)
-    np.testing.assert_array_equal(received, given, "the rule changes what it is given")
-    _same_answer(
-        whole,
-        find_sinks(torch.from_numpy(received), judge, keys).numpy(),
-        "numpy and torch disagree",
-    )
-    half = torch.from_numpy(received).half()
-    answer = find_sinks(half.double().numpy(), judge, keys)
-    _same_answer(find_sinks(half, judge, keys).numpy(), answer, "half precision is not widened")
-
-    turned = find_sinks(received.transpose(2, 0, 1, 3), judge, keys)
-    _same_answer(turned, whole.transpose(2, 0, 1, 3), "the order of the leading axes matters")
-    alone = np.array([find_sinks(row, judge, keys) for row in received.reshape(-1, keys)])
-    _same_answer(alone.reshape(whole.shape), whole, "a head is judged by what other heads receive")
-
-    padded = np.concatenate([received, np.full((*whole.shape[:-1], 3), np.nan)], -1)
-    _same_answer(
-        find_sinks(padded, judge, keys)[..., :keys], whole, "padding (NaN) changes the answer"
-    )
-    unseen = np.concatenate([received, np.full((*whole.shape[:-1], 3), 2.0 * keys)], -1)
-    found = find_sinks(unseen, judge, np.array([keys] * keys + [0, 0, np.nan]))
-    _same_answer(found[..., :keys], whole, "keys that no query sees change the answer")
-    assert not found[..., keys:].any(), "a key that no query sees is a sink"
-    assert not find_sinks(np.full_like(padded, np.nan), judge, keys).any(), (
-        "padding (NaN) is a sink"
-    )
-
-    _check_threshold(judge, received, whole)
-
-
-def _same_answer(found: Any, expected: Any, message: str) -> None:
-    assert found.dtype == bool and found.shape == expected.shape, (
-        f"{message}: {found.dtype}, {found.shape}"
-    )
-    np.testing.assert_array_equal(found, expected, message)
-
-
-def _check_threshold(rule: Any, received: np.ndarray, whole: np.ndarray) -> None:
-    try:
-        limit = rule.threshold(received.shape[-1])
-    except (AttributeError, ValueError):
-        # there is none, or it depends on the scores
-        return
-    _same_answer(received > limit, whole, "the sinks are not those above the threshold")
 
 
 @torch.no_grad()
@@ -200,91 +126,3 @@ def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording)
                 assert not left_BLHM[columns_BLHM >= 0].any(), (
                     f"{name}: keys that are logged as gone receive attention"
                 )
-
-
-@torch.no_grad()
-def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
-    """Hold a registered statistic to the contract of traces and run folders.
-
-    It is written as text and read again; its array has the announced axes, with numbers for every
-    query that ran; they depend neither on the chunks that attention is computed in nor on the other
-    heads and statistics that are recorded, nor do these on them; a trace changes no output.
-
-    Args:
-        statistic: a value or its text.
-        model: a `DiffusionLM`; None for the packaged "tiny".
-
-    Raises:
-        AssertionError: naming the part that does not hold.
-        ValueError: if its class is not registered, or the tensor that it gives has other axes than
-            it says.
-    """
-    value = check_text(statistics, statistic)
-    name, model = (
-        statistics.as_text(value),
-        load("tiny").model.eval() if model is None else model,
-    )
-    mask_id = model.config.mask_token_id
-    canvas = Canvas.from_prompts(
-        [[5, 6, 7], [8, 9, 10, 11, 12]], new_tokens=11, mask_id=mask_id, pad_id=0
-    )
-    logits, recording = _traced(model, canvas, name)
-    plain = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
-    assert torch.equal(plain, logits), f"{name} changes what the model gives"
-    array, config = torch.from_numpy(recording.array(name)), model.config.backbone
-    received = _traced(model, canvas, "value_norm")[1].array("received")
-    assert np.allclose(recording.array("received"), received, 1e-4, 1e-5), (
-        f"{name} changes in place what other statistics read"
-    )
-    sizes = {
-        "step": 2,
-        "batch": 2,
-        "layer": config.num_hidden_layers,
-        "head": config.num_attention_heads,
-        "state": 3,
-        "key": recording.received[0].shape[-1],
-        "position": canvas.ids_BS.shape[1],
-    }
-    dims = recording.dims(name)
-    expected = [sizes.get(axis, size) for axis, size in zip(dims, array.shape, strict=True)]
-    assert list(array.shape) == expected, (
-        f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
-    )
-    # nothing comes before the first step
-    told = array[1:] if name.startswith("drift") else array
-    assert told.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
-    others: dict[str, tuple[Tensor, dict[str, Any]]] = {
-        "depends on chunks": (array, {"chunk": 3}),
-        "depends on other statistics": (array, {"others": ()}),
-    }
-    if "head" in dims:
-        swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
-        what = "of some heads differs from the same heads among all"
-        others[what] = swapped, {"heads": (1, 0)}
-    for what, (alike, how) in others.items():
-        found = torch.from_numpy(_traced(model, canvas, name, **how)[1].array(name))
-        assert torch.allclose(found, alike, rtol=1e-4, atol=1e-5, equal_nan=True), f"{name} {what}"
-
-
-def _traced(
-    model: Any,
-    canvas: Canvas,
-    name: str,
-    *,
-    chunk: int | None = None,
-    heads: Any = None,
-    others: tuple[str, ...] = ("received",),
-) -> tuple[Tensor, Recording]:
-    small = partial(attention_statistics, chunk=chunk)
-    patch = (
-        mock.patch("sinklab.core.instrument.call.attention_statistics", small)
-        if chunk
-        else nullcontext()
-    )
-    with patch, trace(model, (name, *others), canvas=canvas, heads=heads) as recording:
-        logits = model(canvas.ids_BS, attention_mask=canvas.attention_BS.long()).logits
-        # a second step, in which one position is written
-        written_BS = canvas.ids_BS.clone()
-        written_BS[:, -1] = 5
-        model(written_BS, attention_mask=canvas.attention_BS.long())
-    return logits, recording

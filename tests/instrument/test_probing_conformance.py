@@ -1,15 +1,20 @@
 """The conformance suites of interventions and statistics, over every built-in and every example."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from conformance.probing import check_intervention, check_statistic
+from conformance.probing import check_intervention
 from refusals import refused
-from sinklab.core.instrument import BlockKeys, Edit, Selector, Statistic, trace
+from sinklab.core.attention.received import attention_statistics
+from sinklab.core.instrument import BlockKeys, Edit, Selector, Statistic, call, trace
 from sinklab.core.registry import interventions, removals, selectors, statistics
+from sinklab.core.subject import Canvas
+from sinklab.lab.checks import check_statistic, check_text
 from tiny_diffusion import tiny_model
 
 INTERVENTIONS = [
@@ -65,14 +70,54 @@ def test_the_selector_of_the_example_conforms(scratch):
     check_intervention(f"block_keys:keys={keys},when=kept,limit=9", tiny_model())
 
 
-@pytest.mark.parametrize("name", sorted(built_in(statistics)))
-def test_a_built_in_statistic_conforms(name):
-    check_statistic(name, tiny_model(2))
+STATISTICS = [*sorted(built_in(statistics)), "drift:of=value", "given_by_state:rule=gu"]
+
+
+def recorded(names, **how):
+    """A recording of two steps of a padded batch."""
+    model = tiny_model(2)
+    prompts, mask_id = [[5, 6, 7], [8, 9, 10, 11, 12]], model.config.mask_token_id
+    canvas = Canvas.from_prompts(prompts, new_tokens=11, mask_id=mask_id, pad_id=0)
+    written_BS = canvas.ids_BS.clone()
+    written_BS[:, -1] = 5
+    with torch.no_grad():
+        plain = model(canvas.ids_BS, canvas.attention_mask).logits
+        with trace(model, names, canvas=canvas, **how) as recording:
+            traced = model(canvas.ids_BS, canvas.attention_mask).logits
+            model(written_BS, canvas.attention_mask)
+    assert torch.equal(plain, traced), "a trace changes what the model gives"
+    return recording
+
+
+@pytest.fixture(scope="module")
+def together():
+    """All of them at once: as they are, in small chunks, and of some heads in another order."""
+    found = {"whole": recorded(STATISTICS), "heads": recorded(STATISTICS, heads=(1, 0))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call, "attention_statistics", partial(attention_statistics, chunk=3))
+        return found | {"chunks": recorded(STATISTICS)}
+
+
+@pytest.mark.parametrize("text", STATISTICS)
+def test_a_built_in_statistic_conforms(text, together):
+    text = statistics.as_text(check_text(statistics, text))
+    arrays = {how: one.array(text) for how, one in together.items()}
+    whole, dims = arrays["whole"], together["whole"].dims(text)
+    sizes = {"step": 2, "batch": 2, "layer": 2, "head": 4, "state": 3, "key": 18, "position": 16}
+    assert all(size == sizes.get(axis, size) for axis, size in zip(dims, whole.shape, strict=True))
+    # nothing comes before the first step
+    assert np.isfinite(whole[text.startswith("drift") :]).all()
+    alike = {"chunks": whole, "alone": whole}
+    arrays["alone"] = recorded((text,)).array(text)
+    if "head" in dims:
+        alike["heads"] = whole.take([1, 0], dims.index("head"))
+    for how, expected in alike.items():
+        np.testing.assert_allclose(arrays[how], expected, 1e-4, 1e-5, err_msg=how)
 
 
 def test_the_statistic_of_the_example_conforms(scratch):
     scratch(statistics, example="add_a_statistic")
-    check_statistic("largest_share", tiny_model())
+    check_statistic(statistics.parse("largest_share"))
 
 
 @dataclass(frozen=True)
@@ -137,7 +182,7 @@ def test_a_statistic_is_told_what_to_give(scratch):
     scratch(statistics)
     statistics.register("unfinished")(Unfinished)
     message = r"\(any, any\).*axes.*'batch', 'key'.* for each layer"
-    refused(message, check_statistic, "unfinished", tiny_model())
+    refused(message, recorded, ("unfinished",))
 
 
 def test_what_a_statistic_reads_unnamed_is_computed_when_it_asks(scratch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from conformance.probing import check_intervention, check_statistic
+from conformance.probing import check_intervention
 from refusals import refused, refusing
 from sinklab import intervene, trace
 from sinklab.core.instrument import Listener
@@ -27,7 +27,6 @@ from tiny_models import llama
 
 
 def test_those_with_options_hold_the_contract(tmp_path):
-    check_statistic("drift:of=value")
     model = tiny_model()
     file = tmp_path / "run.safetensors"
     save_run(model, file, torch.arange(1, 13)[None])

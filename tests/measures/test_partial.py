@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from conformance.probing import check_statistic
 from refusals import refusing
 from sinklab import intervene, trace
 from sinklab.core.instrument.edits.block_keys import BlockKeys
@@ -123,7 +122,6 @@ def test_amplified_states_are_spread_about_their_mean(mean):
 
 
 def test_shares_of_a_row_are_those_of_the_dense_map():
-    check_statistic("given_by_state:rule=gu")
     model = tiny_model(1).eval()
     canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=6, mask_id=model.config.mask_token_id)
     ids_BS = canvas.ids_BS.clone()

@@ -56,12 +56,14 @@ EDITS = [
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [{}, {"logit_shift": True, "first_alone": True}, {"clean_attention": "causal"}],
+    ("variant", "schedule"),
+    [
+        ({}, EDITS[1]),
+        ({}, "dynamic:threshold=0.3"),
+        ({"logit_shift": True, "first_alone": True}, EDITS[1]),
+        ({"clean_attention": "causal"}, "dynamic:threshold=0.3,steps=2,block_length=4"),
+    ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    "schedule", ["dynamic:threshold=0.3", "dynamic:threshold=0.3,steps=2,block_length=4", EDITS[1]]
 )
 def test_rows_of_a_batch_are_written_as_alone(variant, schedule):
     model, stop_ids = model_of(**variant), ()

@@ -1,11 +1,11 @@
-"""Every built-in rule passes the conformance suite."""
+"""Every built-in rule passes the suite of `sinklab check`."""
 
 import pytest
 
-from conformance.probing import check_rule
 from sinklab.core.registry import rules
 from sinklab.core.sinks import Excess, Gu
 from sinklab.lab.analysis.rules import Top
+from sinklab.lab.checks import check_rule, check_text
 
 RULES = [
     Excess(),
@@ -21,7 +21,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
 def test_every_built_in_rule_conforms(rule):
-    check_rule(rule)
+    check_rule(check_text(rules, rule))
 
 
 def test_every_built_in_rule_is_tried():

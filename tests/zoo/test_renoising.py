@@ -1,5 +1,7 @@
 """Writing by renoising: what transformers' own generate writes, seen and edited step by step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -64,7 +66,7 @@ def test_it_writes_behind_padding_what_generate_of_transformers_writes():
     theirs = model.generate(BOTH, **given).sequences
     *_, last = renoise(model, BOTH, UNEVEN, mask)
     assert torch.equal(last.ids_BS, theirs)
-    other = written(model, Renoising(max_new_tokens=CANVAS, seed=4), BOTH)
+    other = written(model, replace(UNEVEN, max_new_tokens=CANVAS, seed=4), BOTH)
     assert not torch.equal(other, theirs[:, : 8 + CANVAS])
 
 
@@ -255,7 +257,9 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
 
 
 def test_a_trace_refuses_it_and_generate_writes(tmp_path, capsys):
-    folder = save_gemma(tmp_path / "gemma")
+    folder, model = tmp_path / "gemma", tiny_gemma()
+    model.generation_config.max_denoising_steps = 6
+    model.save_pretrained(folder)
     asked = f"generate '5 6' --model {folder} --new-tokens {CANVAS} --seed 2"
     assert out_of(asked, capsys) == sinklab.load(folder).generate([5, 6], CANVAS, seed=2) + "\n"
     assert "--temperature can be set for models that fill masks, but" in error_of(
