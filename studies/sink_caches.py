@@ -334,6 +334,7 @@ SMALLEST = {
     "": Settings((0.5,), ("now", "first"), 2, 0, 24, 6, 6),
     "-written": Settings((0.125,), ("now",), 2, 1, 24, 6, 6),
 }
+MODELS = ("tiny", "tiny-sink")
 POLICY = ["family", "keep", "sinks", "protect"]
 # over masked tokens: nats of the true one, nats from the uncached distribution, same best token
 METRICS = ["loss", "divergence", "same"]
@@ -437,7 +438,7 @@ def main() -> None:
     options, results = parser.parse_args(), {}
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name, size in itertools.product(("tiny", "tiny-sink"), ("", "-written")):
+    for name, size in itertools.product(MODELS, ("", "-written")):
         results[name + size] = compared(name, (SMALLEST if options.smallest else FULL)[size])
         table = pd.DataFrame(results[name + size]["policies"])
         print(name, table.to_string(), sep="\n", flush=True)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sinklab.lab.analysis.answers import staying_word
-from sinklab.lab.analysis.differences import effects
+from sinklab.lab.analysis.differences import DESIGNS
 from sinklab.lab.analysis.estimates import LEVEL, corrected, median_over, median_p
 from sinklab.lab.analysis.movement import MOVING, STATIC
 
@@ -51,19 +50,8 @@ def crossed(values_ST: np.ndarray, threshold: float = 0.0) -> Crossed:
     seeds, texts = values_ST.shape
     if seeds == 0 or texts < 2:
         return NOTHING
-    rows = (
-        pd.DataFrame(values_ST)
-        .rename_axis("seed")
-        .melt(var_name="text", value_name="value", ignore_index=False)
-    )
-    found = effects(
-        rows.reset_index().assign(arm=""),
-        unit=["text", "seed"],
-        design="crossed",
-        threshold=threshold,
-    )
-    columns = ["mean", "low", "high", "p", "detectable"]
-    return Crossed(*map(float, found[columns].iloc[0]), seeds, texts)
+    known_T = ~np.isnan(values_ST).any(0)
+    return Crossed(*DESIGNS["crossed"](values_ST[:, known_T].T, threshold), seeds, texts)
 
 
 def of_seeds(found: dict[str, Any], sibling: str, read: Callable[[Any], Any]) -> np.ndarray:

@@ -26,6 +26,7 @@ def heads(costliest):
     return pd.DataFrame(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("costliest", "recall", "rank"), [(0.4, "1.00 (1.00 … 1.00)", "1.00"), (-1, "0.90 (", "0.8")]
 )

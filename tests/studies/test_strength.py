@@ -26,6 +26,7 @@ def settings(**changes):
     return study.Settings(**{"rows": 9, "length": 12, "batch": 3, "texts": "held.txt", **changes})
 
 
+@pytest.mark.slow
 def test_the_smallest_run(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["strength.py", "tiny-causal", "--smallest", "--out", "out"])
     study.main()

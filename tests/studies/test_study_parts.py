@@ -87,6 +87,7 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(tmp_path):
     refused(r"\['weights_sha256'\]", study, tiny_loaded(seed=3), path, short)
 
 
+@pytest.mark.slow
 @pytest.mark.ring("extras")
 def test_short_texts_are_written_in_one_batch_and_resume_bit_for_bit(tmp_path, monkeypatch):
     settings = StudySettings(prompts=(*FULL, "A boat"), new_tokens=3, statistics=())
@@ -135,6 +136,7 @@ def test_other_texts_are_written_alone(why):
         assert observation.in_one_batch(plan.tasks) is together
 
 
+@pytest.mark.slow
 @pytest.mark.ring("extras")
 @pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, True)])
 def test_a_text_in_a_batch_is_what_it_is_alone(sink, shift, tmp_path, monkeypatch):

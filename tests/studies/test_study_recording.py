@@ -316,6 +316,7 @@ def test_facts_of_a_recording_are_those_of_its_arrays_bit_for_bit(how):
         assert len(anew) == len(study.layers), rule
 
 
+@pytest.mark.slow
 def test_a_run_without_arrays_has_its_facts_and_no_other_rule(tmp_path):
     how = replace(QUICK, new_tokens=12)
     whole, bare = (

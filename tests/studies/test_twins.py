@@ -98,6 +98,7 @@ def assert_same(loaded, before):
         assert torch.equal(one.view(torch.uint8), before[name].view(torch.uint8)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "edited", "causal"])
 def test_a_trace_without_options_has_a_control_of_its_first_answer(tmp_path, case):
     make, changes = CASES[case]

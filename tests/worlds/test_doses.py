@@ -80,20 +80,21 @@ def at_equal_mass(one, other):
 LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
 
 
+@pytest.mark.slow
 def test_models_that_lose_alike_per_mass_show_no_contrast():
     assert common_mass(model(0, LOW, 2.0), model(1, HIGH, 2.0)) == 0.25
     found = [
         at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0))
-        for seed in range(100)
+        for seed in range(50)
     ]
-    # 5 %, and two standard errors of 100 worlds
-    assert percent(one["verdict"] != "inconclusive" for one in found) <= 9.4
+    # 5 %, and two standard errors of 50 worlds
+    assert percent(one["verdict"] != "inconclusive" for one in found) <= 11.2
     # at equal count the second takes four times as much and seems to need its sinks more
     counts = [
         contrast(
             model(2 * seed, LOW, 2.0).costs_RK[:, 0], model(2 * seed + 1, HIGH, 2.0).costs_RK[:, 0]
         )
-        for seed in range(100)
+        for seed in range(50)
     ]
     assert percent(one["verdict"] == "below" for one in counts) >= 80
 
@@ -101,7 +102,7 @@ def test_models_that_lose_alike_per_mass_show_no_contrast():
 def test_a_model_that_loses_twice_as_much_per_mass_is_found():
     found = [
         at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0))
-        for seed in range(100)
+        for seed in range(50)
     ]
     assert percent(one["verdict"] == "above" for one in found) >= 80
     assert percent(one["low"] <= 0.5 <= one["high"] for one in found) >= 90

@@ -51,15 +51,15 @@ def page_of(folder, seed):
 @pytest.mark.slow
 def test_controls_stand_beside_what_random_weights_show(tmp_path):
     pages, said = [], 0
-    for seed in range(1, 8, 2):
+    for seed in (3, 5):
         (folder := tmp_path / str(seed)).mkdir()
         page = page_of(folder, seed)
         said += int(measures_table(page)["shuffled weights"].notna().sum())
         pages.append(page.answers["exist"].word)
-    assert said > 10, "these pages find a lot"
+    assert said > 5, "these pages find a lot"
     # random weights are told from the same weights in another order as rarely as chance does that,
     # 5 %
-    assert sum(word in ("yes", "weak") for word in pages) <= 1, pages
+    assert not {"yes", "weak"} & {*pages}
 
 
 @pytest.mark.slow
@@ -72,17 +72,10 @@ def test_controls_stand_beside_what_curves_and_maps_of_random_weights_show(tmp_p
         "batch": 32,
         "twin": True,
     }
-    told = 0
-    for seed in (3, 7):
-        loaded = random_model(seed)
-        run = masking_curve(
-            loaded, tmp_path / f"curve-{seed}", CurveSettings(ks=(1, 8), seed=seed, **text)
-        )
-        table = cost_verdicts(open_run(run))
-        told += (table["verdict"] != "inconclusive").sum()
-        assert table["controls"].str.startswith("shuffled weights ").all()
-    run = masking_curve(
-        loaded, tmp_path / "map", CurveSettings(by="head", ks=(8,), seed=seed, **text)
-    )
+    loaded, text["seed"] = random_model(7), 7
+    run = masking_curve(loaded, tmp_path / "curve", CurveSettings(ks=(1, 8), **text))
+    table = cost_verdicts(open_run(run))
+    assert (table["verdict"] != "inconclusive").any(), "random weights show a lot"
+    assert table["controls"].str.startswith("shuffled weights ").all()
+    run = masking_curve(loaded, tmp_path / "map", CurveSettings(by="head", ks=(8,), **text))
     assert cost_verdicts(open_run(run))["controls"][0].startswith("shuffled weights ")
-    assert told >= 1, "random weights show a lot"

@@ -50,16 +50,16 @@ def test_at_most_one_page_in_ten_says_something_false(samples):
 def test_at_most_one_page_in_ten_says_something_false_in_words_too(
     monkeypatch,
 ):
-    monkeypatch.setattr(trials, "POOL", 60)
-    assert PAGES[1].null(60, 12).yes <= 10 + 100 * 1.645 * math.sqrt(0.1 * 0.9 / 60)
+    monkeypatch.setattr(trials, "POOL", 40)
+    assert PAGES[1].null(40, 12).yes <= 10 + 100 * 1.645 * math.sqrt(0.1 * 0.9 / 40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verdict", SLOW)
 def test_explained_variance_and_motion(verdict, monkeypatch):
-    monkeypatch.setattr(trials, "POOL", 60)
-    monkeypatch.setattr(trials, "MANY", 400)
-    check(SLOW[verdict], 60, 12)
+    monkeypatch.setattr(trials, "POOL", 40)
+    monkeypatch.setattr(trials, "MANY", 200)
+    check(SLOW[verdict], 40, 12)
 
 
 @pytest.mark.slow
