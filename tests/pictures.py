@@ -2,12 +2,10 @@
 time.
 """
 
-from importlib import import_module
-
 import pytest
 
 from sinklab.lab.registry import figures
-from sinklab.lab.reports import NotRecorded
+from sinklab.lab.reports import NotRecorded, build
 
 
 def undrawn(name, runs, **options):
@@ -19,21 +17,22 @@ def undrawn(name, runs, **options):
     return "<svg></svg>"
 
 
-@pytest.fixture
-def draw_only(monkeypatch):
-    """Pages show these pictures and leave the writing of others out."""
-    build = import_module("sinklab.lab.reports.build")
+def page_with(*drawn, of, out, tables=False, **how):
+    """The page of runs that shows these pictures and leaves the writing of others out."""
+    with pytest.MonkeyPatch.context() as patch:
+        drawn_alone(patch, *drawn)
+        return build.report(of, out, tables=tables, **how)
+
+
+def drawn_alone(patch, *drawn):
     every = build.svg_of
 
-    def only(*drawn):
-        def some(name, runs, **options):
-            return (every if name in drawn else undrawn)(name, runs, **options)
+    def some(name, runs, **options):
+        return (every if name in drawn else undrawn)(name, runs, **options)
 
-        monkeypatch.setattr(build, "svg_of", some)
-
-    return only
+    patch.setattr(build, "svg_of", some)
 
 
 @pytest.fixture
-def no_pictures(draw_only):
-    draw_only()
+def no_pictures(monkeypatch):
+    drawn_alone(monkeypatch)

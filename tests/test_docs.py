@@ -25,7 +25,6 @@ from pathlib import Path
 import pytest
 
 from launched import script
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.core import registry
 from sinklab.core.registry import caches, interventions, rules, sinks, statistics, unmasking_rules

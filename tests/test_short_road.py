@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sinklab
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import intervene
@@ -217,6 +216,7 @@ def test_figures_are_found_by_name_and_show_themselves(run):
         _ = run.plot.recieved_map
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run):
     shown = run._repr_html_()

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 import sinklab
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.subject import Canvas

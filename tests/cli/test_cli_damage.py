@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from commands import error_of
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli import main
 from sinklab.lab.studies.trace.study import StudySettings, study

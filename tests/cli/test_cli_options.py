@@ -12,7 +12,6 @@ import torch
 
 import sinklab
 from commands import cli, error_of, out_of
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.lab.cli.command import Reading

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from commands import cli, error_of, out_of
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from sinklab.lab.cli.progress import working
 from sinklab.lab.cli.reports import _show_table

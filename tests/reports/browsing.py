@@ -6,6 +6,7 @@ import pytest
 from chromium import PROGRAM, Page
 from simulated import Simulation, simulate
 
+from pictures import page_with
 from sinklab.lab.reports import report
 
 MAP, HEADS = ".map canvas", ".heads .grid"
@@ -60,7 +61,7 @@ def two(tmp_path_factory) -> str:
         "decoder": Simulation(steps=31, layers=2, heads=6, family="autoregressive"),
     }
     runs = [simulate(folder / name, size, name=name) for name, size in sizes.items()]
-    return report(runs, folder / "out", tables=False).as_uri()
+    return page_with(of=runs, out=folder / "out").as_uri()
 
 
 def shown(page: Page) -> dict[str, str]:

@@ -12,10 +12,9 @@ from browsing import two as two
 from noted import halved
 
 from curves import costed
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
+from pictures import page_with
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
-from sinklab.lab.reports import report
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
 WORDS = [
@@ -244,7 +243,8 @@ def writer(root):
 
 @pytest.fixture(scope="session")
 def drawn_report(tmp_path_factory, known):
-    """report.html of a run without and one with an added sink, with its figures."""
+    """report.html of a run without and one with an added sink, with some of its figures."""
     make = maker(tmp_path_factory.mktemp("runs"), known)
-    runs = [make("plain"), make("sink", added=1, text_share=0.1)]
-    return report([*costed(runs[0]), *costed(runs[1])], tmp_path_factory.mktemp("report"))
+    runs = [*costed(make("plain")), *costed(make("sink", added=1, text_share=0.1))]
+    shown = ("heldout_loss", "sink_paths", "statistics")
+    return page_with(*shown, of=runs, out=tmp_path_factory.mktemp("report"), tables=True)

@@ -6,7 +6,7 @@ import pytest
 from browsing import shown
 from simulated import Simulation, simulate
 
-from sinklab.lab.reports import report
+from pictures import page_with
 
 
 def test_light_and_dark(page, one):
@@ -59,7 +59,7 @@ def of_length(tmp_path_factory):
     def of(text):
         folder = tmp_path_factory.mktemp("text")
         run = simulate(folder / "run", Simulation(steps=6, layers=2, heads=2, text=text))
-        return report(run, folder / "out", tables=False).as_uri()
+        return page_with(of=run, out=folder / "out").as_uri()
 
     return of
 

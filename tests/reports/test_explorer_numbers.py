@@ -8,8 +8,8 @@ import pytest
 from browsing import MAP, readout
 from simulated import Simulation, simulate
 
+from pictures import page_with
 from sinklab.lab.records import open_run
-from sinklab.lab.reports import report
 from sinklab.lab.reports.style import THEMES
 
 # What the pictures show, recomputed from the arrays of the run folder. T steps, L layers, H heads,
@@ -137,7 +137,7 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
 
 def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
     run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
-    page.open(report(run, tmp_path / "out", tables=False).as_uri())
+    page.open(page_with(of=run, out=tmp_path / "out").as_uri())
     width = extent(page, MAP)[0]
     wide = max(12, (width - 40) / arrays(run)["even"].shape[-1])
     for sink in (0, 1, 2):

@@ -3,13 +3,13 @@
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
+import pytest
 from browsing import readout
 
 from launched import PATIENCE
-from sinklab.lab.reports import report
+from pictures import page_with
 from sinklab.lab.short_road import open_run
 
 
@@ -18,10 +18,8 @@ def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
         "</script><script>document.title = 'broken'</script><img src=x "
         "onerror=\"document.title = 'broken'\">"
     )
-    path: Path = report(
-        make_study(evil[:60], folder="evil", added=1), tmp_path / "out", tables=False
-    )
-    page.open(path.as_uri())
+    run = make_study(evil[:60], folder="evil", added=1)
+    page.open(page_with(of=run, out=tmp_path / "out").as_uri())
     assert page.run("document.title") == "Attention sinks in script><img src="
     foreign = (
         "[...document.querySelectorAll('img')].filter(one => "
@@ -50,10 +48,11 @@ def test_without_its_script_the_page_still_says_what_was_found(browser, one):
 
 def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
     run = make_study(words=["\u202eright\u200b"])
-    page.open(report(run, tmp_path / "out", tables=False).as_uri() + "#key=0")
+    page.open(page_with(of=run, out=tmp_path / "out").as_uri() + "#key=0")
     assert "“⟨U+202E⟩right⟨U+200B⟩” prompt" in readout(page)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_in_a_notebook_the_page_reaches_nothing_of_it(browser, make_study, tmp_path):
     """It runs in a frame of its own."""
     notebook = tmp_path / "notebook.html"

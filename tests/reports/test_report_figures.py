@@ -7,9 +7,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 from commands import cli, error_of
+from pictures import page_with
 from refusals import refused
 from sinklab.lab.analysis.estimates import mean_over
-from sinklab.lab.reports import NotRecorded, as_studies, report, table
+from sinklab.lab.reports import NotRecorded, as_studies, table
 from sinklab.lab.reports.build import placed, svg_of
 from sinklab.lab.reports.build import words as page_words
 from sinklab.lab.reports.figures import (
@@ -180,7 +181,7 @@ def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_
 
 @pytest.mark.slow
 def test_the_command_draws_figures_with_their_numbers(make_study, tmp_path, capsys):
-    run = make_study(samples=8)
+    run = make_study()
     assert cli(f"figures {run.path} --out {tmp_path / 'out'} --only layer_head_map") == 0
     names = {f"layer_head_map.{form}" for form in ("pdf", "png", "csv")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
@@ -193,10 +194,9 @@ def test_the_command_draws_figures_with_their_numbers(make_study, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_page_shows_the_drawing_of_the_figure(make_study, draw_only, tmp_path):
-    draw_only("sink_share")
-    runs = as_studies([make_study("plain", samples=8), make_study("sink", added=1, samples=8)])
-    html = report(runs, tmp_path, tables=False).read_text("utf-8")
+def test_a_page_shows_the_drawing_of_the_figure(make_study, tmp_path):
+    runs = as_studies([make_study("plain"), make_study("sink", added=1)])
+    html = page_with("sink_share", of=runs, out=tmp_path).read_text("utf-8")
     title = page_words("figures")["study"]["sink_share"]
     assert placed(svg_of("sink_share", runs), "sink_share", title) in html
     parts = re.findall(r' id="([^"]+)"', html)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import sinklab
-from pictures import draw_only as draw_only
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import trace
