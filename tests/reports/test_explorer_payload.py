@@ -97,8 +97,8 @@ def test_tokens_of_every_step_are_on_the_page(tmp_path):
     tokens = np.array([content["vocabulary"][row] for row in rows.ravel()], dtype=object).reshape(
         12, 24, 4
     )
-    assert_array_equal(tokens[..., 0].astype(int), sample.ids_TS)
-    assert_array_equal(tokens[..., 1], sample.texts_TS)
+    assert_array_equal(tokens[..., 0].astype(int), sample.grid["token_id"])
+    assert_array_equal(tokens[..., 1], sample.grid["text"])
     assert_array_equal(tokens[..., 2], sample.classes_TS)
     ages = np.array(["", *AGES], dtype=object)[codes(arrays["ages"], (12, 24))]
     assert_array_equal(ages, sample.ages_TS)
@@ -257,7 +257,7 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
     )
     read = [text for _, text, kind, _ in arrays_of(run)["vocabulary"] if kind == "words"]
     assert {"é", "😀", "◌"} <= {*read} and not any("<0x" in text for text in read)
-    assert {"<0xC3>", "<0xF0>"} <= {*run.measured.sink_tokens.label}
+    assert {"<0xC3>", "<0xF0>"} <= {*run.measured.enriched("token").label}
 
 
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):

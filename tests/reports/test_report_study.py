@@ -49,7 +49,9 @@ def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
         ["words"] * 4 + ["punctuation", "newline", "words", "punctuation"] + ["mask"] * (TEXT - 8)
     )
     assert sample.classes_TS[2].tolist() == classes
-    assert sample.ids_TS[0].tolist() == list(range(TEXT)) and set(sample.specials_TS[0]) == {
+    assert sample.grid["token_id"][0].tolist() == list(range(TEXT)) and set(
+        sample.grid["special"][0]
+    ) == {
         "",
         "mask",
     }
@@ -138,7 +140,12 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
 
 def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
     study = one(make_study())
-    assert set(study.measured.ages.label) == {"masked", "just committed", "committed", "prompt"}
+    assert set(study.measured.enriched("age").label) == {
+        "masked",
+        "just committed",
+        "committed",
+        "prompt",
+    }
     # All sinks are masks, yet most masks are no sinks; and the one sink is everywhere once.
     explained = one(make_study("more", samples=8)).measured.explained
     assert 0 < explained.by_class.value < 0.2 and explained.by_position.value < 0.1
@@ -292,14 +299,14 @@ def test_what_a_run_did_not_record_is_none(make_study):
     assert study.layers == study.heads == layers_of(study) == [] and study.recorded == ()
     measured = study.measured
     assert measured.curve.empty and measured.rules.empty and study.cost is None
-    assert measured.motion is measured.sink_tokens is measured.explained is None
+    assert measured.motion is measured.enriched("token") is measured.explained is None
     with pytest.raises(NotRecorded, match=r"attention: .* of sample 0"):
         _ = received_of(study.samples[0])
     thin = one(make_study("thin", leave_out=("tokens", "value_norm")))
-    assert thin.measured.sink_tokens is None and not thin.samples[0].has_tokens
+    assert thin.measured.enriched("token") is None and not thin.samples[0].has_tokens
     assert np.isnan(layers_of(thin)[0].rest_norm)
     with pytest.raises(NotRecorded, match=r"table tokens: .* of sample 0"):
-        _ = thin.samples[0].ids_TS
+        _ = thin.samples[0].grid
 
 
 def test_maps_are_read_by_their_numbers(make_study):
@@ -384,7 +391,7 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     # A masked query is one more at each step back.
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
     assert study.table("removals")["edit"].unique().tolist() == ["block_keys"]
-    assert study.measured.sink_tokens.events.sum() == sum(
+    assert study.measured.enriched("token").events.sum() == sum(
         facts.events for facts in layers_of(study)
     )
 

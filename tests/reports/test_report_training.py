@@ -18,7 +18,7 @@ from sinklab.lab.analysis import mean_over
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports import (
     NotRecorded,
-    as_trainings,
+    as_shown,
     draw_all,
     figures_of,
     report,
@@ -127,33 +127,31 @@ def page_alone(runs, out):
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair, tmp_path):
-    plain, sink = as_trainings(pair)
+    plain, sink = as_shown(pair)
     assert plain.loss is not None and plain.loss.samples == ROWS
     expected = mean_over(4 + np.linspace(-1, 1, ROWS))
     assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
     # paired, the rows differ by a constant
     apart = sink.against(plain)
     assert_allclose([apart.value, apart.low, apart.high], -0.1, atol=1e-9)
-    bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
+    bare = as_shown(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
     assert bare.loss is not None and bare.loss.value == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
-    broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
+    broken = as_shown(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
     assert broken.loss is not None and broken.loss.value == 5.5
     assert (
-        as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[
-            0
-        ].loss
+        as_shown(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss
         is None
     )
 
 
 def test_a_takeover_must_last(pair, tmp_path):
-    plain, sink = as_trainings(pair)
+    plain, sink = as_shown(pair)
     # twice an even share is 0.08: 0.2 at step 10 is lost again at step 20
     assert (plain.takeover, sink.takeover) == (None, 30)
     assert (plain.emergence, sink.emergence) == (20, 20)
     never, always = (
-        as_trainings(made(tmp_path / name, added=1, share=share))[0]
+        as_shown(made(tmp_path / name, added=1, share=share))[0]
         for name, share in (("never", (0.3, 0.3, 0.3, 0.01)), ("always", (0.3,) * 4))
     )
     assert (never.takeover, always.takeover) == (None, 0)
@@ -170,12 +168,12 @@ def test_a_variant_is_judged_over_seeds(tmp_path):
             made(tmp_path / f"{name}{seed}", added=1, seed=seed, loss=4 + 0.1 * seed + gaps[seed])
             for seed in range(6)
         ]
-        (row,) = over_seeds(as_trainings([*plain, *more])).to_dict("records")
+        (row,) = over_seeds(as_shown([*plain, *more])).to_dict("records")
         # each is held against the plain run of its own seed
         assert (row["variant"], row["seeds"], row["verdict"]) == ("sink", 6, word)
         assert row["mean"] == pytest.approx(np.mean(gaps)) and row["low"] < row["mean"]
     # a single seed has the interval of its rows, and no verdict
-    (row,) = over_seeds(as_trainings([plain[0], more[0]])).to_dict("records")
+    (row,) = over_seeds(as_shown([plain[0], more[0]])).to_dict("records")
     assert row["seeds"] == 1 and row["verdict"] == "takes 6 seeds"
 
 
@@ -193,7 +191,7 @@ def test_repeats_share_their_look(tmp_path):
     assert colours[0] == colours[1] != colours[2]
     # with another learning rate a variant alone does not say which runs are repeats
     other = [*runs, made(tmp_path / "p2", lr=1.0)]
-    assert [run.repeats for run in as_trainings(other)] == ["p0", "p1", "s0", "s1", "p2"]
+    assert [run.repeats for run in as_shown(other)] == ["p0", "p1", "s0", "s1", "p2"]
 
 
 def curve(axes, colour, style):
@@ -272,7 +270,7 @@ def test_runs_of_two_kinds_are_not_mixed(pair, make_study, tmp_path):
     mixed = [make_study("study"), pair[0]]
     refused(r"'study': .* of kind 'training'", partial(report, out=tmp_path / "out"), mixed)
     refused(r"'training': .* kind 'study'", sink_emergence, mixed[0])
-    refused("at least one run", as_trainings, [])
+    refused("at least one run", as_shown, [])
     assert not (tmp_path / "out").exists()
 
 
@@ -290,4 +288,4 @@ def test_runs_of_two_kinds_are_not_mixed(pair, make_study, tmp_path):
 def test_variants_have_names(tmp_path, model, words):
     with RunWriter(tmp_path / "run", kind="training", model=model, settings={}, seed=0):
         pass
-    assert as_trainings(open_run(tmp_path / "run"))[0].variant == words
+    assert as_shown(open_run(tmp_path / "run"))[0].variant == words

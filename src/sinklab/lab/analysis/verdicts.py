@@ -72,11 +72,10 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         )
     count_SP = count.sum(tuple(range(1, count.ndim - 1)))
     share_S = ratio(count_SP[:, :first].sum(1), count_SP.sum(1))
-    found, p = median_over(share_S), median_p(share_S, threshold)
-    holds = found.above(threshold)
+    found = _typical("sinks only at the start", share_S, threshold)
     if min(first, count.shape[-1]) > threshold * count.shape[-1]:
-        holds, p = None, np.nan
-    return Verdict("sinks only at the start", found, threshold, p, holds)
+        return replace(found, p=np.nan, holds=None)
+    return found
 
 
 def ninety_six(filtered: Any, *, threshold: float = 0.96) -> Verdict:
@@ -86,12 +85,10 @@ def ninety_six(filtered: Any, *, threshold: float = 0.96) -> Verdict:
     filtered: (sample,) share that each sample's ``EpsilonCurve`` leaves out. Judged by the typical
     sample (median).
     """
-    found, p = median_over(filtered), median_p(filtered, threshold)
-    return Verdict(
-        "96 % filtered",
-        found,
-        threshold,
-        p,
-        found.above(threshold),
-        words=("holds", "does not hold"),
-    )
+    return _typical("96 % filtered", filtered, threshold, ("holds", "does not hold"))
+
+
+def _typical(name: str, shares_S: Any, threshold: float, *words: tuple[str, str]) -> Verdict:
+    """Whether the typical sample (median) is above a threshold."""
+    found, p = median_over(shares_S), median_p(shares_S, threshold)
+    return Verdict(name, found, threshold, p, found.above(threshold), *words)

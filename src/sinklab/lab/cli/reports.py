@@ -90,7 +90,7 @@ class Report(Command):
             rule = rules.parse(self.sink_rule)
         opened = _opened(self.runs)
         read = as_shown(opened, rule=rule)
-        is_study = read[0].kind == "study"
+        is_study = read[0].run.info.kind == "study"
         with working() as progress:
             progress.stage("reading the runs")
             _ = [one.answers for one in read if is_study]
@@ -163,15 +163,9 @@ class Figures(Command):
 
 
 def _show_table(rows: pd.DataFrame, title: str = "") -> None:
-    show([[*map(_cell, row)] for row in rows.itertuples(index=False)], [*rows.columns], title)
+    from sinklab.lab.reports.printed import shown
 
-
-def _cell(value: object) -> str:
-    if value is None or value != value:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    show([[*map(shown, row)] for row in rows.itertuples(index=False)], [*rows.columns], title)
 
 
 MODELS = ("tiny", "tiny-sink")

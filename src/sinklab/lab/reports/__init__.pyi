@@ -14,7 +14,6 @@ from .printed import write_page as write_page
 from .printed import write_printed as write_printed
 from .runs import as_shown as as_shown
 from .runs import as_studies as as_studies
-from .runs import as_trainings as as_trainings
 from .runs import finished as finished
 from .samples import NotRecorded as NotRecorded
 from .samples import Sample as Sample

@@ -163,7 +163,7 @@ def contrast_of(studies: Iterable[Study]) -> str:
 
 def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
     """Everything that page.jinja shows; ``budget``: characters of the arrays of each study."""
-    kind = runs[0].kind
+    kind = runs[0].run.info.kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     content: dict[str, Any] = dict.fromkeys(("story", "contrast", "explored", "script"), "")
     content |= {name: text.replace("{names}", names) for name, text in words(kind).items()}
@@ -287,7 +287,7 @@ def _parts_of_studies(studies: list[Study], tables: Tables) -> list[Part]:
         numbers.append(Card(study.label, tables=[("", _spans(frame))]))
         named = tables["rules"][study.label].set_index("rule")[[*RULES]].rename(columns=RULES)
         rules.append(Card(study.label, tables=[("", _cells(_percents(named)))]))
-        if study.measured.sink_tokens is not None:
+        if study.measured.enriched("token") is not None:
             tokens.append(Card(study.label, tables=_token_tables(study)))
     return [
         _part("numbers", numbers),
@@ -347,10 +347,8 @@ def _cell(value: Any) -> str:
 
 def _token_tables(study: Study) -> list[tuple[str, pd.DataFrame]]:
     tables = []
-    measured = study.measured
-    found: dict[str, Any] = {"token": measured.sink_tokens}
-    found |= {"class": measured.classes, "age": measured.ages}
-    for name, frame in found.items():
+    for name in ("token", "class", "age"):
+        frame: Any = study.measured.enriched(name)
         frame = frame.head(SHOWN_TOKENS)
         labels = frame["label"].rename(name)
         if name == "token":

@@ -57,7 +57,7 @@ class Figure:
     name: str
     draw: Callable[..., pd.DataFrame]
     kind: str = "study"
-    """of the runs that it draws; several apart by spaces"""
+    """of the runs that it draws: "study", "training" or any other; several apart by spaces"""
     needs: str = ""
     """what a run must have, of `NEEDS`; others are left out"""
     alone: bool = False
@@ -104,14 +104,7 @@ def lacking(path: Path, needs: str) -> NotRecorded:
     return NotRecorded(f"This figure needs {needs}, and {path} has none.")
 
 
-def figure(
-    name: str,
-    *,
-    kind: str = "study",
-    needs: str = "",
-    alone: bool = False,
-    size: tuple[float, float] = (4.6, 2.8),
-) -> Callable[[Callable[..., pd.DataFrame]], Figure]:
+def figure(name: str, **about: Any) -> Callable[[Callable[..., pd.DataFrame]], Figure]:
     """A decorator that registers a figure; the docstring of the function is the caption.
 
     The function takes the readers of runs (``alone``: one), axes, and its options; it draws on the
@@ -120,16 +113,9 @@ def figure(
 
     Args:
         name: unique; of the files, and in the registry.
-        kind: of the runs it draws: "study", "training", or any other kind of run folder.
-        needs: what a run must have, of `NEEDS`.
-        alone: it shows one run.
-        size: inches.
+        about: kind, needs, alone and size of the `Figure`.
     """
-
-    def made(function: Callable[..., pd.DataFrame]) -> Figure:
-        return figures.register(name)(Figure(name, function, kind, needs, alone, size))
-
-    return made
+    return lambda function: figures.register(name)(Figure(name, function, **about))
 
 
 def figures_of(kind: str) -> dict[str, Figure]:

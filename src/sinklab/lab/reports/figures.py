@@ -80,7 +80,7 @@ def lines(
         first = readers[0].over(x)
         asked = f"{', '.join(curves.values())} (by {x} there are {', '.join(first)})"
         if first.empty:
-            needs = NEEDS["monitor" if readers[0].kind == "training" else "layers"]
+            needs = NEEDS["monitor" if readers[0].run.info.kind == "training" else "layers"]
         raise lacking(readers[0].run.path, needs or asked)
     frame = pd.concat(parts, ignore_index=True)
     draw_lines(ax, frame, alike(readers), styles=dict(zip(curves, STYLES, strict=False)))
@@ -257,9 +257,10 @@ def sink_tokens(run: Study, ax: Axes) -> pd.DataFrame:
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
-    if run.measured.sink_tokens is None:
+    every = run.measured.enriched("token")
+    if every is None:
         raise lacking(run.run.path, "the table tokens")
-    found = run.measured.sink_tokens.query("events > 0").head(MOST_TOKENS)
+    found = every.query("events > 0").head(MOST_TOKENS)
     colours = {ADDED: LOOK.added, MASK: LOOK.states["masked"]}
     shown = [name if name in colours else printable(name) for name in found["label"]]
     rows, percent = range(len(found)), 100 * found[["frequency", "occupancy"]]

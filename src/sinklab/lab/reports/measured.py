@@ -235,25 +235,12 @@ class Measured:
         groups = pd.concat(parts).groupby(["statistic", "layer", "step"])["mean"]
         return groups.agg(mean="mean", samples="count").reset_index()
 
-    @cached_property
-    def sink_tokens(self) -> pd.DataFrame | None:
-        """The `enrichment` of tokens among the sinks under the rule, over all layers, heads, steps
-        and samples; None without tokens.
+    def enriched(self, by: str) -> pd.DataFrame | None:
+        """The `enrichment` among the sinks under the rule, over all layers, heads, steps and
+        samples, of each "token", "class" of tokens, or "age" of positions (masked, just committed,
+        committed, prompt); None without tokens.
         """
-        return self._enriched("text")
-
-    @cached_property
-    def classes(self) -> pd.DataFrame | None:
-        """Enrichment of classes of tokens among the sinks."""
-        return self._enriched("class")
-
-    @cached_property
-    def ages(self) -> pd.DataFrame | None:
-        """States of the positions of sinks: masked, just committed, committed, prompt."""
-        return self._enriched("age")
-
-    def _enriched(self, labels: str) -> pd.DataFrame | None:
-        tables = self._all(labels)
+        tables = self._all(by)
         return enriched(tables) if tables else None
 
 
@@ -356,7 +343,7 @@ def _tokens(sample: Sample) -> dict[str, Any]:
         return {}
     # a head's share counts alike however long the sequence is
     score_TK = sample.facts["share_TK"] * sample.positions_T[:, None]
-    labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
+    labels = {"token": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
     explained = cells_of(score_TK[:, sample.added :], labels["class"][:, sample.added :])
     return {"explained": explained} | {
         name: tallied(values_TK, sample.facts["events_TK"]) for name, values_TK in labels.items()

@@ -66,16 +66,12 @@ class LogScale:
 
 
 def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
-    """An array of unsigned integers as JSON, deflated.
+    """An array of uint8 or uint16 as JSON, deflated.
 
     ``row`` is the distance, in elements, to the element that is likely to be alike (the same cell
     one step before): differences to that are stored; 0 when there is none.
     """
     flat = np.ascontiguousarray(array).ravel()
-    if flat.dtype not in (np.uint8, np.uint16):
-        raise ValueError(
-            f"pack takes uint8 or uint16 arrays: got {flat.dtype}. Encode them on a LogScale first."
-        )
     flat = flat.astype(flat.dtype.newbyteorder("<"))
     if row:
         flat[row:] -= flat[:-row]
@@ -206,7 +202,8 @@ def _tokens(
     ages_TS = np.where(there_TS, 1 + AGES.index("committed"), 0)
     if sample.has_tokens:
         there_TS = sample.states_TS[keep] >= 0
-        columns = (sample.ids_TS, sample.read_TS, sample.classes_TS, sample.specials_TS)
+        ids_TS, special_TS = sample.grid["token_id"], sample.grid["special"]
+        columns = (ids_TS, sample.read_TS, sample.classes_TS, special_TS)
         tokens = zip(*(values_TS[keep][there_TS].tolist() for values_TS in columns), strict=True)
         numbers = [
             vocabulary.setdefault(

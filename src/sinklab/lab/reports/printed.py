@@ -23,12 +23,17 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: object) -> str:
+def shown(value: object) -> str:
+    """A number with four digits, anything else as text, what is missing as a dash."""
     if value is None or value is pd.NA or value != value:
         return "–"
-    if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
-    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _cell(value: object) -> str:
+    text = (
+        shown(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
+    )
     # a token's own spaces at its ends would not be seen
     body = text.strip(" ")
     lead = len(text) - len(text.lstrip(" "))

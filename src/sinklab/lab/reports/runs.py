@@ -114,11 +114,6 @@ def as_studies(sources: Runs, *, rule: Rule | str | None = None) -> list[Study]:
     return as_shown(sources, "study", rule=rule)
 
 
-def as_trainings(sources: Runs) -> list[Training]:
-    """Runs of kind "training" as their reader; see `as_shown`."""
-    return as_shown(sources, "training")
-
-
 def labels(runs: list[Run]) -> list[str]:
     """Names that tell runs apart: the model's, and the folder if these repeat."""
     names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]

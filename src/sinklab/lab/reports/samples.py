@@ -52,7 +52,7 @@ FIRST = "first token"
 """names the text position 0, whatever its token"""
 OTHER = "other token"
 # Runs of checkpoints without special tokens may lack the last two columns.
-_ABSENT: dict[str, tuple[object, str]] = {
+ABSENT: dict[str, tuple[object, str]] = {
     "token_id": (-1, "i8"),
     "text": (None, "O"),
     "state": (None, "O"),
@@ -60,11 +60,6 @@ _ABSENT: dict[str, tuple[object, str]] = {
     "template": (False, "?"),
 }
 """column of the table tokens -> value if no position is there, and the type"""
-
-
-def _of_grid(name: str) -> cached_property[np.ndarray]:
-    """A column of the table tokens on the grid of a sample."""
-    return cached_property(lambda sample: sample._grid[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,8 +246,10 @@ class Sample:
         )
 
     @cached_property
-    def _grid(self) -> dict[str, np.ndarray]:
-        """Columns of the table tokens as (step, position) arrays."""
+    def grid(self) -> dict[str, np.ndarray]:
+        """Columns of the table tokens before each step, (step, position); where no position is,
+        those of `ABSENT`. "special" is the special role of a token, "" for ordinary ones.
+        """
         if not self.has_tokens:
             raise NotRecorded(
                 f"This needs the table tokens: {self.run.path} has none of sample {self.index}."
@@ -262,7 +259,7 @@ class Sample:
         step = pd.Index(self.step_numbers_T).get_indexer(frame["step"])
         place, shape = (step, frame["position"]), self.exists_TK[:, self.added :].shape
         grid = {}
-        for name, (absent, dtype) in _ABSENT.items():
+        for name, (absent, dtype) in ABSENT.items():
             grid[name] = np.full(shape, absent, dtype=dtype)
             if name in frame:
                 grid[name][place] = frame[name].to_numpy()
@@ -273,24 +270,16 @@ class Sample:
         """Whether the tokens of this sample were kept."""
         return self._has("tokens")
 
-    ids_TS = _of_grid("token_id")
-    """Token ids before each step, -1 if the position does not exist."""
-    texts_TS = _of_grid("text")
-    """Token texts before each step, None if the position does not exist."""
-    specials_TS = _of_grid("special")
-    """Special role of a token ("" for ordinary ones)."""
-
     @cached_property
     def read_TS(self) -> np.ndarray:
         """Texts as they are read: the first of several tokens that make one character holds it."""
-        return np.array(
-            [characters([text or "" for text in row_S]) for row_S in self.texts_TS], dtype=object
-        )
+        rows = [characters([text or "" for text in row_S]) for row_S in self.grid["text"]]
+        return np.array(rows, dtype=object)
 
     @cached_property
     def states_TS(self) -> np.ndarray:
         """Index into STATES (masked, committed, prompt), int8; -1 if the position is absent."""
-        states_TS = self._grid["state"]
+        states_TS = self.grid["state"]
         return (
             pd.Index(STATES).get_indexer(states_TS.ravel()).reshape(states_TS.shape).astype(np.int8)
         )
@@ -306,9 +295,9 @@ class Sample:
     @cached_property
     def classes_TS(self) -> np.ndarray:
         """Class of the token; None if the position does not exist."""
-        specials_TS = self.specials_TS.copy()
+        specials_TS = self.grid["special"].copy()
         specials_TS[self.states_TS == 0] = "mask"
-        return token_classes(self.texts_TS, specials_TS, self._grid["template"])
+        return token_classes(self.grid["text"], specials_TS, self.grid["template"])
 
     @cached_property
     def blocks_T(self) -> np.ndarray:
@@ -338,7 +327,7 @@ class Sample:
         """Label of each key: the text of its token, MASK, or ADDED; None if the key does not
         exist.
         """
-        labels_TS = self.texts_TS.copy()
+        labels_TS = self.grid["text"].copy()
         labels_TS[self.states_TS == 0] = MASK
         return self.over_keys(labels_TS, ADDED)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pandas as pd
 
@@ -48,9 +48,6 @@ class Reader:
     label: str
     repeats: str
     """common name of runs that differ in their seed alone; the label of a run without repeats"""
-
-    kind: ClassVar[str] = ""
-    """the kind of run that the class reads"""
 
     @cached_property
     def sink_count(self) -> int:
@@ -101,8 +98,6 @@ class Study(Reader):
     """runs about the same model, by kind (`runs.BESIDE`): a "curve" has the cost of blocking
     keys
     """
-
-    kind: ClassVar[str] = "study"
 
     @cached_property
     def reading(self) -> str:

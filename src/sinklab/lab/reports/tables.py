@@ -84,9 +84,9 @@ def classes_table(study: Study) -> pd.DataFrame:
     """Enrichment by class of token and by age of the position (masked, just committed, committed,
     prompt); no row without tokens.
     """
-    if study.measured.classes is None:
+    parts = {by: study.measured.enriched(by) for by in ("class", "age")}
+    if parts["age"] is None:
         return pd.DataFrame()
-    parts = {"class": study.measured.classes, "age": study.measured.ages}
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
@@ -155,7 +155,7 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
 
 
 TABLES: dict[str, Callable[[Study], Any]] = {
-    "sink_tokens": attrgetter("measured.sink_tokens"),
+    "sink_tokens": lambda study: study.measured.enriched("token"),
     "classes": classes_table,
     "layers": attrgetter("measured.by_layer"),
     "motion": attrgetter("measured.motions"),
@@ -301,7 +301,7 @@ def _motion(measured: Any) -> dict[str, float]:
 
 def _tokens(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
-    tokens, explained = measured.sink_tokens, measured.explained
+    tokens, explained = measured.enriched("token"), measured.explained
     if tokens is not None and tokens["events"].any():
         for mask in tokens[tokens["label"] == MASK].itertuples():
             found["sinks that are masks, %"] = 100 * mask.frequency

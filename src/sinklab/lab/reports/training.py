@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,8 +77,6 @@ OVER_EVEN = 2.0
 class Training(Reader):
     """One run of kind "training"."""
 
-    kind: ClassVar[str] = "training"
-
     @cached_property
     def history(self) -> pd.DataFrame | None:
         """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN if a row has only the other
@@ -143,9 +141,8 @@ class Training(Reader):
             return Estimate(float(last), math.nan, math.nan, 0)
         return None
 
-    def apart(self, other: Training) -> np.ndarray | None:
-        """Held-out loss less that of another run, of each row of text (R,): how two runs differ,
-        whatever their seeds.
+    def against(self, other: Training) -> Estimate | None:
+        """Held-out loss less that of another run, whatever their seeds: the mean over rows of text.
 
         None if the rows were not kept, are of other text, or fewer than 8.
         """
@@ -156,12 +153,7 @@ class Training(Reader):
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
-        return (both["loss"] - both["loss_other"]).to_numpy(float)
-
-    def against(self, other: Training) -> Estimate | None:
-        """The mean of ``apart``, with its interval over rows."""
-        apart_R = self.apart(other)
-        return None if apart_R is None else mean_over(apart_R)
+        return mean_over(both["loss"] - both["loss_other"])
 
     @cached_property
     def takeover(self) -> int | None:

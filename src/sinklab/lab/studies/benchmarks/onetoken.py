@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.lab.analysis import mean_over
-from sinklab.lab.reports import Printed, as_trainings, write_printed
+from sinklab.lab.reports import Printed, as_shown, write_printed
 from sinklab.lab.reports.training import FREE, Training, variant
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, as_printed, found_in
@@ -46,7 +46,7 @@ def read_scores(
     """
     homes: dict[Path, Training] = {}
     if trainings:
-        homes = {(one.run.path / "model").resolve(): one for one in as_trainings(trainings)}
+        homes = {(one.run.path / "model").resolve(): one for one in as_shown(trainings, "training")}
     rows = []
     for bench in benchmarks:
         if not bench.is_diffusion or bench.k or bench.run.info.settings.get("edits"):
