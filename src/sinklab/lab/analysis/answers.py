@@ -192,11 +192,18 @@ def stays(
     """
     found, word = median_over(mobility_S), "nothing to follow"
     if found.samples:
-        word = STAYING[word_over(found)]
+        word = staying_word(found)
     values = {name: median_over(theirs_S).value for name, theirs_S in named(controls).items()}
     numbers = (found.value, found.low, found.high, found.samples)
     answer = Answer("stay", word, "", *numbers, mean_over(mobility_S).reach, values)
     return replace(answer, sentence=sentences.staying(answer, holders, compared, origin))
+
+
+def staying_word(mobility: Estimate) -> str:
+    """*stay*, *move* or *partly*, by the whole interval; *inconclusive* if the interval does not
+    decide.
+    """
+    return STAYING[word_over(mobility)]
 
 
 def fewest(cost: pd.DataFrame) -> tuple[pd.Series, pd.DataFrame]:
