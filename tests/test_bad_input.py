@@ -225,18 +225,18 @@ def test_run_folders(run, tmp_path):
             opened.arrays(name, sample)
             opened.dims(name, sample)
 
-    cases(run, tmp_path, 80, read)
-    cases(run, tmp_path, 60, read, only="run.json")
+    cases(run, tmp_path, 60, read)
+    cases(run, tmp_path, 40, read, only="run.json")
 
 
 def test_configs(checkpoint, tmp_path):
-    cases(checkpoint, tmp_path, 60, lambda folder: describe(str(folder)), only="config.json")
+    cases(checkpoint, tmp_path, 40, lambda folder: describe(str(folder)), only="config.json")
 
 
 @pytest.mark.slow
 def test_checkpoints(checkpoint, tmp_path):
-    cases(checkpoint, tmp_path, 60, load, only="*.json")
-    cases(checkpoint, tmp_path, 30, load, only="*.safetensors")
+    cases(checkpoint, tmp_path, 40, load, only="*.json")
+    cases(checkpoint, tmp_path, 20, load, only="*.safetensors")
 
 
 def test_prompts_corpora_and_answers(tmp_path):
@@ -261,7 +261,7 @@ def test_prompts_corpora_and_answers(tmp_path):
                 with contextlib.suppress(ValueError):
                     [*read_corpus(file)]
 
-    cases(texts, tmp_path, 60, read)
+    cases(texts, tmp_path, 40, read)
 
 
 @pytest.fixture(scope="module")

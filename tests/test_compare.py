@@ -101,11 +101,11 @@ def test_a_text_costs_what_its_loss_says_whatever_the_model(kind):
     """Given tokens, [CLS], [SEP] or a start token, are no tokens without loss."""
     lm, texts = a_kind(kind)
     arms = {"first": BlockKeys(Positions((1,))), "top": BlockKeys(TopKeys(1))}
-    rows = lm.compare(arms, texts, samples=8).to_pandas()
+    rows = lm.compare(arms, texts, samples=4).to_pandas()
     means = rows.groupby(["arm", "text"])["nats"].mean()
     for number, ids in enumerate(texts):
         for arm, edits in {"none": [], "first": [arms["first"]], "top": [arms["top"]]}.items():
-            expected = float(lm.loss(ids, edits=edits, samples=8))
+            expected = float(lm.loss(ids, edits=edits, samples=4))
             assert means[arm, number] == pytest.approx(expected, rel=1e-4), arm
     if kind in FAMILIES:
         refused(

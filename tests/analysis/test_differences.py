@@ -125,13 +125,13 @@ def test_what_makes_no_sense_is_refused(how, named):
 
 
 def false_alarms(draw, **how):
-    """Share of 60 worlds without any difference in which some word is said."""
+    """Share of 40 worlds without any difference in which some word is said."""
     words = 0
-    for seed in range(60):
+    for seed in range(40):
         words += (
             effects(draw(np.random.default_rng(seed)), **how)["verdict"] != INCONCLUSIVE
         ).any()
-    return words / 60
+    return words / 40
 
 
 def test_a_word_is_seldom_said_where_nothing_differs():
@@ -151,7 +151,7 @@ def test_a_word_is_seldom_said_where_nothing_differs():
         values_TG = rng.normal(0, 1, 3) + rng.normal(size=(24, 1)) + rng.normal(size=(24, 3))
         return crossed_rows(values_TG)
 
-    # 5 %, and two standard errors of 60 worlds; intervals of shares are a little short
-    assert false_alarms(losses) <= 0.106
-    assert false_alarms(answers, base=arms[0], design="binary") <= 0.15
-    assert false_alarms(seeds, unit=("text", "seed"), design="crossed") <= 0.106
+    # 5 %, and two standard errors of 40 worlds; intervals of shares are a little short
+    assert false_alarms(losses) <= 0.119
+    assert false_alarms(answers, base=arms[0], design="binary") <= 0.17
+    assert false_alarms(seeds, unit=("text", "seed"), design="crossed") <= 0.119

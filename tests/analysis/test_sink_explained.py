@@ -75,11 +75,11 @@ def test_what_class_and_position_share_is_told_by_either():
 def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
     rng = np.random.default_rng(2)
     shares = []
-    for _ in range(100):
+    for _ in range(40):
         places = rng.random((8, 1, 40)) < 0.1
         received = np.broadcast_to(0.5 + 6.0 * places, (8, 10, 40))
         shares.append(values(together(received, rng.choice(["a", "b"], received.shape))))
-    assert np.abs(np.mean(shares, axis=0)).max() < 0.015
+    assert np.abs(np.mean(shares, axis=0)).max() < 0.024
 
 
 def test_the_fits_are_least_squares_on_the_other_samples():

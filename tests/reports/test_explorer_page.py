@@ -114,19 +114,6 @@ def test_the_pointer_links_the_pictures(page, one):
     assert "position 8 · id 8 · words" in readout(page) and "“␣bridge” prompt" not in readout(page)
 
 
-def test_the_readout_says_the_numbers_of_the_run(page, one):
-    page.open(f"{one}#step=15&layer=0&head=0&key=0")
-    text = readout(page)
-    assert text.startswith("added sink")
-    assert "value norm\n0.25" in text and "heads" in text
-    # Twenty-four queries see the key: received = 24 × weight.
-    received, weight = (
-        float(text.split(f"{name}\n")[1].split()[0].rstrip("×"))
-        for name in ("received", "mean weight")
-    )
-    assert received == pytest.approx(24 * weight / 100, rel=0.01)
-
-
 def test_a_click_on_the_map_of_heads_chooses(page, one):
     page.open(one)
     page.point(HEADS, 0.35, 0.35, click=True)

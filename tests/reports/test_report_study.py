@@ -274,6 +274,7 @@ def test_steps_that_were_not_recorded_are_left_out(make_study):
     assert (sample.ages_TS[2] == "just committed").sum() == 3
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     whole = make_study()
     with (
@@ -353,47 +354,6 @@ def test_labels_tell_runs_apart(make_study):
         "tiny (a) [1]",
         "tiny (a) [2]",
     ]
-
-
-@pytest.mark.slow
-def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
-    import sinklab
-    from sinklab.lab.studies.trace.study import StudySettings
-    from sinklab.lab.studies.trace.study import study as watch
-
-    settings = StudySettings(
-        prompts=("The house", "It was"),
-        new_tokens=8,
-        block_length=4,
-        every=2,
-        layers=(1, 5),
-        heads=(0, 3, 4),
-        statistics=("all",),
-        maps=("2:5:3",),
-        edits=("block_keys:keys=top:k=1",),
-    )
-    study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
-    assert (study.layers, study.heads, study.sink_count) == ([1, 5], [0, 3, 4], 1)
-    sample = study.samples[0]
-    assert sample.step_numbers_T.tolist() == [0, 2, 4, 6] and sample.blocks_T.tolist() == [
-        0,
-        0,
-        1,
-        1,
-    ]
-    assert sample.map(2, 5, 3)[1].sum(-1) == pytest.approx(1, abs=1e-2)
-    for name in ("output_norm", "noop_bound"):
-        values = sample.stored(name)
-        assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
-    bound_TGLH = 1.01 * sample.stored("noop_bound")[1:]
-    assert (sample.stored("output_norm")[1:] <= bound_TGLH).all()
-    assert sample.stored("value_norm").shape == (4, 2, sample.exists_TK.shape[1])
-    # A masked query is one more at each step back.
-    assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
-    assert study.table("removals")["edit"].unique().tolist() == ["block_keys"]
-    assert study.measured.enriched("token").events.sum() == sum(
-        facts.events for facts in layers_of(study)
-    )
 
 
 @pytest.mark.parametrize(
