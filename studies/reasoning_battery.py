@@ -192,20 +192,16 @@ def trained(out: Path, smallest: bool) -> dict[str, Path]:
     denoises, one that stays causal, and one that denoises and sees its neighbours alone.
     """
     files = {}
-    for split, count in zip(
-        ("train", "test"), (300, 300) if smallest else (300_000, 2400), strict=True
-    ):
+    for split, count in {"train": 300_000, "test": 2400}.items():
         files[split] = out / f"{split}.jsonl"
-        rows = ({"question": one, "answer": f"#### {two}"} for one, two in problems(split, count))
+        some = problems(split, 300 if smallest else count)
+        rows = ({"question": one, "answer": f"#### {two}"} for one, two in some)
         files[split].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    size: dict[str, Any] = {"steps": 10_000, "save_every": 1000}
+    size: dict[str, Any] = {"steps": 10_000, "save_every": 1000, "heldout_rows": 480}
     if smallest:
-        size = {"steps": 2, "layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}
-    size |= {
-        "corpus": str(files["train"]),
-        "heldout": str(files["test"]),
-        "heldout_rows": 60 if smallest else 480,
-    }
+        size = {"steps": 2, "heldout_rows": 60, "layers": 1, "hidden_size": 16, "heads": 2}
+        size["mlp_size"] = 16
+    size |= {"corpus": str(files["train"]), "heldout": str(files["test"])}
     size |= {"pairs": "completion", "length": 56, "tokenizer": "259", "batch": 64, "warmup": 0.02}
     size |= {"log_every": 100, "objective": "autoregressive"}
     on = {"lr": 1.5e-3, "steps": 2 if smallest else 4000, "init_from": str(out / "start/model")}

@@ -342,8 +342,9 @@ METRICS = ["loss", "divergence", "same"]
 
 @torch.inference_mode()
 def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) -> pd.DataFrame:
-    """Every policy on the same text, of which two true tokens are revealed at a time whatever it
-    proposes: a line per policy and row. Evaluations count from the third of a block on.
+    """Every policy, compared with the first, on the same text, of which two true tokens are
+    revealed at a time whatever it proposes: a line per policy and row. Evaluations count from the
+    third of a block on.
     """
     before, mask_id = settings.prompt_tokens, model.config.mask_token_id
     rows, length = ids_BS.shape
@@ -368,7 +369,7 @@ def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) 
                 continue
             logits_MV[:, mask_id] = -torch.inf
             log_MV = logits_MV.log_softmax(1)
-            if policy.family == "none":
+            if policy is found[0]:
                 truth_MV, best_M = log_MV, log_MV.argmax(1)
             loss_M = -log_MV.gather(1, ids_BS[wanted_BS][:, None])[:, 0]
             # [MASK] has probability 0 in both

@@ -173,5 +173,7 @@ def test_a_run_keeps_its_programs_and_another_machine_scores_them(tmp_path, monk
 
 def test_programs_are_refused_without_permission(tmp_path):
     from sinklab.lab.studies.benchmarks import offline
+    from sinklab.lab.studies.benchmarks.study import EvalSettings
 
-    refused(r"inside bubblewrap.*--run-code", offline.tasks, ["humaneval"], tmp_path)
+    settings = EvalSettings(data=str(tmp_path))
+    refused(r"inside bubblewrap.*--run-code", offline.task, "humaneval", settings)

@@ -14,6 +14,7 @@ pytest.importorskip("lm_eval")
 from refusals import refused, refusing
 from sinklab.lab.studies.benchmarks import offline
 from sinklab.lab.studies.benchmarks.offline import SOURCES, rows_of
+from sinklab.lab.studies.benchmarks.study import EvalSettings
 
 GSM8K = [
     {
@@ -94,7 +95,7 @@ def write(name, rows=None, split=None):
 
 
 def tasks(*names, **how):
-    return offline.tasks([*names], ".", **how)
+    return [offline.task(name, EvalSettings(data=".", **how)) for name in names]
 
 
 def asked(task, **how):
@@ -211,10 +212,9 @@ def test_without_the_hub_the_message_says_what_to_get(name, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     refused(
         f"{name} needs .*ConnectionError",
-        offline.tasks,
-        [name],
-        None,
-        run_code=True,
+        offline.task,
+        name,
+        EvalSettings(run_code=True),
     )
 
 

@@ -125,17 +125,6 @@ def arm_losses(
         yield from (one for each in found for one in each)
 
 
-def read_together(
-    texts: Sequence[Sequence[int]], samples: int, batch: int = BATCH
-) -> Iterator[tuple[int, ...]]:
-    """Numbers of the texts that share forwards: in a row, of one length, and as many as fit."""
-    most = max(1, batch // samples)
-    for _, alike in groupby(range(len(texts)), key=lambda number: len(texts[number])):
-        numbers = [*alike]
-        for start in range(0, len(numbers), most):
-            yield tuple(numbers[start : start + most])
-
-
 @dataclass(frozen=True)
 class Together:
     """Texts of one length under all their masks, a row each."""
@@ -174,8 +163,14 @@ def together(
     first: int = 0,
     batch: int = BATCH,
 ) -> Iterator[Together]:
-    """The rows of texts that share forwards, as `arm_losses` reads them."""
-    for some in read_together(texts, samples, batch):
+    """The rows of texts that share forwards, as `arm_losses` reads them: texts in a row, of one
+    length, and as many as fit.
+    """
+    most, parts = max(1, batch // samples), []
+    for _, alike in groupby(range(len(texts)), key=lambda number: len(texts[number])):
+        of_length = [*alike]
+        parts += [of_length[at : at + most] for at in range(0, len(of_length), most)]
+    for some in parts:
         read_TS = torch.stack([_read(loaded, texts[number], read) for number in some])
         masks = [_masks(loaded, texts[number], seed, samples) for number in some]
         masked_TNS, weight_TN = (torch.stack(of_texts) for of_texts in zip(*masks, strict=True))

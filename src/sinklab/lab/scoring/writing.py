@@ -40,13 +40,6 @@ def ends_of(config: Any) -> list[int]:
     return [token for token in found if token is not None]
 
 
-def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
-    """The settings; without `stop_at_eos` if neither they nor the model name an end of text."""
-    if not settings.stop_at_eos or settings.stop_ids or ends_of(config):
-        return settings
-    return replace(settings, stop_at_eos=False)
-
-
 def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
     """Ids at which a text ends: the model's ends of text and of turn, and special tokens among
     `until`.
@@ -335,8 +328,8 @@ class DenoisingWriter(Writer):
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
         settings = texts.settings
-        if texts.ends:
-            settings = ending(settings, model.config)
+        if texts.ends and not (settings.stop_ids or ends_of(model.config)):
+            settings = replace(settings, stop_at_eos=False)
         canvas = texts.canvas
         if canvas is None:
             canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens)

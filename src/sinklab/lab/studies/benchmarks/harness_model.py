@@ -17,7 +17,7 @@ from sinklab.core.errors import known_fields
 from sinklab.lab.checkpoints import Loaded, load
 from sinklab.lab.data import row_start
 from sinklab.lab.scoring.prompts import in_chat
-from sinklab.lab.scoring.requests import limit_of, scoring_edits
+from sinklab.lab.scoring.requests import by_last_query, limit_of, scoring_edits
 from sinklab.lab.scoring.task import check_decoding
 from sinklab.lab.studies import Row, nothing
 from sinklab.lab.studies.benchmarks.requests import ANSWERS, Part, Place, place_of
@@ -80,11 +80,12 @@ class SinklabLM(TemplateLM):
         self.loaded = pretrained
         self.settings = settings
         self.is_diffusion = self.loaded.is_diffusion
-        self.edits = settings.interventions(by_last_row=not self.is_diffusion)
-        made = settings.interventions()
+        self.edits = settings.interventions()
         how = {"is_diffusion": self.is_diffusion, "over_steps": True}
-        self.scored_edits = scoring_edits(made, **how)
+        self.scored_edits = scoring_edits(self.edits, **how)
         """Edits of likelihood requests."""
+        if not self.is_diffusion:
+            self.edits = by_last_query(self.edits)
         self.tokenizer = self.loaded.needed_tokenizer()
         if settings.chat and self.tokenizer.chat_template is None:
             raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")

@@ -24,7 +24,7 @@ from sinklab.lab.data.corpora import json_object, placed_lines, text_lines
 from sinklab.lab.files import refused, toml_of
 from sinklab.lab.registry import sandboxes
 from sinklab.lab.studies import Row
-from sinklab.lab.studies.benchmarks.study import TWO_STAGE
+from sinklab.lab.studies.benchmarks.study import TWO_STAGE, EvalSettings
 
 _PACKED = (".gz", ".bz2")
 _LETTERS = "ABCDEFGH"
@@ -195,47 +195,30 @@ LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if not source.w
 RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 
-def tasks(
-    names: Sequence[str],
-    data: str | Path | None,
-    *,
-    run_code: bool = False,
-    num_fewshot: int | None = None,
-) -> list[Any]:
-    """Tasks for ``lm_eval.evaluate``, checked and with their data loaded: with prompts, metrics and
+def task(name: str, settings: EvalSettings) -> Any:
+    """A task for ``lm_eval.evaluate``, checked and with its data loaded: with prompts, metrics and
     filters of lm-eval's own. HumanEval's completions run inside bubblewrap; give
     ``confirm_run_unsafe_code=True`` to ``evaluate`` for it.
-
-    Args:
-        names: of tasks, in :data:`OFFLINE`.
-        data: folder of benchmark files; None for lm-eval's data sets from the Hub.
-        run_code: allow tasks that run programs written by the model.
-        num_fewshot: worked examples in each prompt, in place of the task's own number.
 
     Raises:
         ValueError: for an unknown task (with near names), data that are not there or cannot be read
             (how to get it), and code that is not allowed.
     """
     known = (*OFFLINE, TWO_STAGE)
-    for name in names:
-        if name not in OFFLINE:
-            raise ValueError(
-                f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}known are "
-                f"{', '.join(known)}; lm-eval's others are asked by python -m sinklab.lm_eval"
-            )
-        if name in RUNS_CODE and not run_code:
-            raise ValueError(
-                f"{name} runs programs that the model wrote, inside bubblewrap, and keeps them if "
-                "that cannot be had; allow it with --run-code (in Python run_code=True)"
-            )
-    if data is not None and not Path(data).is_dir():
+    if name not in OFFLINE:
         raise ValueError(
-            f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
+            f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}known are "
+            f"{', '.join(known)}; lm-eval's others are asked by python -m sinklab.lm_eval"
+        )
+    if name in RUNS_CODE and not settings.run_code:
+        raise ValueError(
+            f"{name} runs programs that the model wrote, inside bubblewrap, and keeps them if "
+            "that cannot be had; allow it with --run-code (in Python run_code=True)"
         )
     changes = {}
-    if num_fewshot is not None:
-        changes["num_fewshot"] = num_fewshot
-    return [packaged(SOURCES[name], data, **changes) for name in names]
+    if settings.num_fewshot is not None:
+        changes["num_fewshot"] = settings.num_fewshot
+    return packaged(SOURCES[name], settings.data, **changes)
 
 
 def sandbox() -> Any:
@@ -257,7 +240,7 @@ def needs_lm_eval() -> None:
         )
 
 
-def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
+def packaged(source: Source, data: str | None, **changes: Any) -> Any:
     """The task of a packaged benchmark: lm-eval's own with these changes of its fields, with local
     files as its data set if `data` is given.
 
@@ -269,6 +252,10 @@ def packaged(source: Source, data: str | Path | None, **changes: Any) -> Any:
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
+    if data is not None and not Path(data).is_dir():
+        raise ValueError(
+            f"benchmark files lie in a folder, but {data} is none; give the folder that holds them"
+        )
     own = Path(lm_eval.__file__).parent / "tasks" / source.include
     if not own.is_file():
         raise ValueError(

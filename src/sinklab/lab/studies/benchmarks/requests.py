@@ -116,7 +116,10 @@ def followed(writer: Writer, *, watch: bool = False, tick: Tick = nothing) -> li
     taken_BN2: Any = 0
     watching = None
     if watch:
-        watching = partial(_traced, model, writer.statistic)
+
+        def watching(_: int) -> Any:
+            return trace(model, (writer.statistic,), steps=(0,))
+
     for step in writer.steps(watching):
         steps_B += step.active_B
         taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
@@ -133,10 +136,6 @@ def followed(writer: Writer, *, watch: bool = False, tick: Tick = nothing) -> li
         {"steps": steps, "sinks": sink_rows(some), "dose": totals(taken_N2)}
         for steps, some, taken_N2 in zip(steps_B.tolist(), watched, taken_BN2, strict=True)
     ]
-
-
-def _traced(model: Any, statistic: str, index: int) -> Any:
-    return trace(model, (statistic,), steps=(0,))
 
 
 def write_batch(

@@ -54,11 +54,10 @@ def read_tasks(settings: EvalSettings, given: Sequence[Any] | None = None) -> di
 
     wanted = given
     if wanted is None:
-        names = [name for name in settings.tasks if name != TWO_STAGE]
-        how: dict[str, Any] = {"run_code": settings.run_code, "num_fewshot": settings.num_fewshot}
-        wanted = offline.tasks(names, settings.data, **how)
-        if TWO_STAGE in settings.tasks:
-            wanted.append(two_stage.task(settings.data))
+        wanted = [
+            two_stage.task(settings.data) if name == TWO_STAGE else offline.task(name, settings)
+            for name in settings.tasks
+        ]
     loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")

@@ -132,13 +132,8 @@ class EvalSettings(DecodingSettings):
                 "mask_sinks is not given; give mask_sinks, how many keys"
             )
 
-    def interventions(self, *, by_last_row: bool = False) -> tuple[Any, ...]:
-        """The edits, that of mask_sinks first.
-
-        Args:
-            by_last_row: an autoregressive model writes: keys are chosen by the last token's row of
-                the step before.
-        """
+    def interventions(self) -> tuple[Any, ...]:
+        """The edits, that of mask_sinks first."""
         edits = tuple(map(interventions.parse, self.edits))
         if self.mask_sinks is not None:
             from sinklab.lab.measures.protocols import by_protocol
@@ -147,10 +142,6 @@ class EvalSettings(DecodingSettings):
             # questions may be shorter than twice k
             edit = by_protocol(self.protocol, k, rule, control=self.control, fewer=True)
             edits = (edit, *edits)
-        if by_last_row:
-            from sinklab.lab.scoring import by_last_query
-
-            edits = by_last_query(edits)
         return edits
 
     def watches(self, document: int) -> bool:

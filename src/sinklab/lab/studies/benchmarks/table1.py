@@ -23,7 +23,6 @@ from sinklab.lab.studies.benchmarks.tables import (
     KEYS,
     Benchmark,
     as_printed,
-    checked,
     found_in,
     signed,
 )
@@ -75,8 +74,7 @@ def _cell(one: Benchmark, task: str) -> tuple[Row, pd.DataFrame]:
     """A scored task, and its answers."""
     score = one.score(task)
     assert score is not None
-    columns = {"task", "filter", "doc_id", "right", "metrics"}
-    samples = checked(one.run, "samples", columns)
+    samples = one.run.table("samples")
     samples = samples[(samples["task"] == task) & (samples["filter"] == score["filter"])]
     right = [
         json.loads(metrics).get(score["metric"], first)
@@ -92,9 +90,8 @@ def _cell(one: Benchmark, task: str) -> tuple[Row, pd.DataFrame]:
     if one.k:
         cell |= {"control": one.control, "k": one.k}
         # likelihoods know a clean pass alone, whatever was asked for
-        columns = {"task", "protocol", *DOSE_COLUMNS}
-        doses = checked(one.run, "doses", columns)
-        cell |= doses.set_index("task").loc[task, ["protocol", *DOSE_COLUMNS]].to_dict()
+        doses = one.run.table("doses").set_index("task")
+        cell |= doses.loc[task, ["protocol", *DOSE_COLUMNS]].to_dict()
     cell |= {"accuracy": score["value"], "floor": floor, "run": str(one.run.path)}
     cell |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict()
     return cell, pd.DataFrame({"doc_id": samples["doc_id"].to_numpy(), "right": right})

@@ -211,18 +211,6 @@ ONE_TOKEN = _PRINTED["one_token"]
 # `_COMMON` there is.
 HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
 _COMMON = ("acc", "exact_match", "pass@1", "accuracy")
-_COLUMNS = {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"}
-
-
-def checked(run: Run, name: str, columns: set[str]) -> pd.DataFrame:
-    """A table that has ``columns``; ValueError naming the missing ones otherwise."""
-    frame = run.table(name)
-    if missing := columns - set(frame.columns):
-        raise ValueError(
-            f"{run.path}: table {name} is not that of a benchmark: it lacks "
-            f"{', '.join(sorted(missing))}."
-        )
-    return frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,8 +248,8 @@ class Benchmark:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The table ``scores``. Raises ValueError when columns are missing."""
-        return checked(self.run, "scores", _COLUMNS)
+        """The table ``scores``."""
+        return self.run.table("scores")
 
     @property
     def tasks(self) -> list[str]:
