@@ -15,7 +15,6 @@ from sinklab.lab.checkpoints.families import (
     Family,
     Shapes,
     formats_of,
-    published,
 )
 from sinklab.lab.registry import families
 
@@ -85,7 +84,6 @@ class A2DQwen3(Adapted):
     )
     mask_token = "<|mask|>"
     foreign_tokenizer_class = Qwen2Tokenizer
-    published: ClassVar = published("a2d-qwen3", FORMATS)
 
 
 @families.register("a2d-qwen2")
@@ -95,7 +93,6 @@ class A2DQwen2(A2DQwen3):
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
     backbone = Qwen2Config
-    published: ClassVar = {}
 
 
 @families.register("a2d-llama")
@@ -106,7 +103,6 @@ class A2DLlama(A2DQwen3):
     model_types = ("a2d-llama",)
     backbone = LlamaConfig
     end_of_turn = "<|eot_id|>"
-    published: ClassVar = {}
 
 
 @families.register("sdar")
@@ -121,7 +117,6 @@ class SDAR(Adapted):
         "block_length= is given (SDAR's chat models: 4)"
     )
     mask_token = "<|MASK|>"
-    published: ClassVar = published("sdar", FORMATS)
 
 
 @families.register("fast-dllm-v2")
@@ -139,7 +134,6 @@ class FastDLLM(Adapted):
         "is given (published: 32)"
     )
     mask_token = "|<MASK>|"
-    published: ClassVar = published("fast-dllm-v2", FORMATS)
 
 
 @families.register("illada")
@@ -155,4 +149,3 @@ class ILLaDA(Adapted):
     }
     backbone = LlamaConfig
     mask_token = "<[MASK]>"
-    published: ClassVar = published("illada", FORMATS)

@@ -20,7 +20,6 @@ from sinklab.lab.checkpoints.families import (
     Shapes,
     Source,
     formats_of,
-    published,
 )
 from sinklab.lab.registry import families
 
@@ -49,7 +48,6 @@ class LLaDAMoE(Family):
     end_of_turn = "<|role_end|>"
     chat_template = FORMATS["llada_moe"]["chat_template"]
     tokenizer_class = PreTrainedTokenizerFast
-    published: ClassVar = published("llada_moe", FORMATS)
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Qwen3-MoE."""
@@ -101,7 +99,6 @@ class LLaDA2(LLaDAMoE):
         "output_dropout": (0, None),
     }
     tensor_names: ClassVar = FORMATS["llada2"]["tensors"]
-    published: ClassVar = published("llada2", FORMATS)
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """GLM-4-MoE with norms of queries and keys."""

@@ -2,7 +2,7 @@
 set of weights.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import transformers
 from packaging.version import Version
@@ -13,12 +13,8 @@ from sinklab.lab.checkpoints.families import (
     Config,
     Family,
     Shapes,
-    formats_of,
-    published,
 )
 from sinklab.lab.registry import families
-
-FORMATS = formats_of(__package__)
 
 
 @families.register("diffusion_gemma")
@@ -31,7 +27,6 @@ class DiffusionGemma(Family):
     model_types = ("diffusion_gemma",)
     own_class = "DiffusionGemmaForBlockDiffusion"
     end_of_turn = "<turn|>"
-    published: ClassVar = published("diffusion_gemma", FORMATS)
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own; names of tensors are as well."""

@@ -4,7 +4,7 @@ by its own class.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
@@ -16,7 +16,6 @@ from sinklab.lab.checkpoints.families import (
     Published,
     Shapes,
     formats_of,
-    published,
 )
 from sinklab.lab.checkpoints.wrapping import sizes_of, wrapped
 from sinklab.lab.registry import families
@@ -97,7 +96,6 @@ class ModernBert(MaskedLanguageModel):
     architectures = ("ModernBertForMaskedLM",)
     model_types = ("modernbert",)
     own_class = "ModernBertForMaskedLM"
-    published: ClassVar = published("modernbert", FORMATS)
 
 
 @families.register("esm")

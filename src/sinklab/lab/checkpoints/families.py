@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,27 +42,6 @@ SIZES = [
 """Fields of the config of a decoder of transformers that has none but the usual parts."""
 
 
-def formats_of(package: str) -> dict[str, Any]:
-    """Facts of a package's families, from its ``formats.toml``: names of tensors and config fields,
-    published checkpoints, chat formats. Fields that are ``needed`` stand among the others, with
-    the sizes of a decoder.
-    """
-    formats = toml_of(package, "formats.toml")
-    for facts in formats.values():
-        if "tensors" in facts:
-            facts["tensors"] = {
-                ours.replace("[qkv]", one): theirs.replace("[qkv]", one)
-                for ours, theirs in facts["tensors"].items()
-                for one in "qkv"
-            }
-        if isinstance(facts, dict) and "needed" in facts:
-            named = SIZES + facts["needed"]
-            facts["fields"] = {name: name for name in named} | facts.get("fields", {})
-    return formats
-
-
-FORMATS = formats_of(__package__)
-"""Facts of the families of the papers, and special texts."""
 Part = Callable[[Tensor], Tensor]
 Source = tuple[str, Part | None]
 """Name of a tensor in the checkpoint, and the part to take from it; None takes all of it."""
@@ -102,16 +82,39 @@ class Published:
     """Tokens, as its authors state it; its positions may reach further."""
 
 
-def published(family: str, formats: Mapping[str, Any] = FORMATS) -> dict[str, Published]:
-    """Name on the Hub -> facts, of a family in the result of :func:`formats_of`."""
-    rows: dict[str, Published] = {}
-    for name, facts in formats[family]["published"].items():
-        ids = dict(formats["ids"][facts["ids"]])
-        about = {field: facts[field] for field in facts if field != "ids"}
-        about["vocabulary"] = ids.pop("vocabulary", None)
-        special = SpecialIds(**ids | {"stop": tuple(ids["stop"])})
-        rows[name] = Published(family, special=special, **about)
-    return rows
+PUBLISHED: dict[str, Published] = {}
+"""Name on the Hub -> known facts of the checkpoint: those of the families, and of plug-ins that add
+theirs.
+"""
+
+
+@cache
+def formats_of(package: str) -> dict[str, Any]:
+    """Facts of a package's families, from its ``formats.toml``: names of tensors and config fields,
+    chat formats. Fields that are ``needed`` stand among the others, with the sizes of a decoder.
+    Published checkpoints become known.
+    """
+    formats = toml_of(package, "formats.toml")
+    for family, facts in formats.items():
+        if "tensors" in facts:
+            facts["tensors"] = {
+                ours.replace("[qkv]", one): theirs.replace("[qkv]", one)
+                for ours, theirs in facts["tensors"].items()
+                for one in "qkv"
+            }
+        if "needed" in facts:
+            named = SIZES + facts["needed"]
+            facts["fields"] = {name: name for name in named} | facts.get("fields", {})
+        for name, row in facts.get("published", {}).items():
+            ids = dict(formats["ids"][row["ids"]])
+            vocabulary, stop = ids.pop("vocabulary", None), tuple(ids.pop("stop"))
+            special = SpecialIds(**ids, stop=stop)
+            PUBLISHED[name] = Published(family, vocabulary, special, row.get("context"))
+    return formats
+
+
+FORMATS = formats_of(__package__)
+"""Facts of the families of the papers, and special texts."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,6 @@ class Family:
     tensor_names: ClassVar[Mapping[str, str]] = {}
     """Module of the model -> module in the checkpoint, if they differ; ``{}`` stands for the layer.
     """
-    published: ClassVar[Mapping[str, Published]] = {}
-    """Name on the Hub -> known facts of it."""
     own_class = ""
     """Class of transformers that runs its models as they are; empty if :class:`DiffusionLM` does.
     """

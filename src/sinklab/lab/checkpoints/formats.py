@@ -23,7 +23,6 @@ from sinklab.lab.checkpoints.families import (
     Family,
     Shapes,
     Source,
-    published,
 )
 from sinklab.lab.registry import families
 
@@ -65,7 +64,6 @@ class LLaDA(Family):
     end_of_turn = "<|eot_id|>"
     chat_template = FORMATS["llada"]["chat_template"]
     tokenizer_class = PreTrainedTokenizerFast
-    published: ClassVar = published("llada")
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """A Llama."""
@@ -98,7 +96,6 @@ class MMaDA(LLaDA):
     model_types = ("mmada",)
     chat_template = FORMATS["mmada"]["chat_template"]
     replaces_chat_template = True
-    published: ClassVar = published("mmada")
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Read it like LLaDA's; the ids of the text end before the image codes begin."""
@@ -129,7 +126,6 @@ class Dream(Family):
     end_of_turn = "<|im_end|>"
     unread_token = "<|expand|>"
     tokenizer_class = Qwen2Tokenizer
-    published: ClassVar = published("dream")
 
     def read(self, config: Config, shapes: Shapes | None) -> CheckpointPlan:
         """Qwen2 with logits at position i − 1 for the token at i."""
@@ -260,7 +256,6 @@ class Llama(Causal):
     architectures = ("LlamaForCausalLM",)
     model_types = ("llama",)
     end_of_turn = "<|eot_id|>"
-    published: ClassVar = published("llama")
 
 
 @families.register("qwen2")
@@ -271,7 +266,6 @@ class Qwen2(Causal):
     model_types = ("qwen2",)
     end_of_turn = "<|im_end|>"
     foreign_tokenizer_class = Qwen2Tokenizer
-    published: ClassVar = published("qwen2")
 
 
 @families.register("qwen3")

@@ -17,28 +17,20 @@ from sinklab.core.compat import stated
 from sinklab.core.errors import near
 from sinklab.core.subject.config import DiffusionLMConfig
 from sinklab.lab.checkpoints import adapters, families, gguf_files
-from sinklab.lab.checkpoints.families import CheckpointPlan, Published, known_families
+from sinklab.lab.checkpoints.families import (
+    PUBLISHED,
+    CheckpointPlan,
+    Published,
+    known_families,
+)
 from sinklab.lab.checkpoints.tokens import special_ids
 from sinklab.lab.files import ordinary_files, refused
 
 PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
 DATA = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
-PUBLISHED: dict[str, Published] = {}
-"""Name on the Hub -> known facts of the checkpoint: those of the families, and of plug-ins when
-they are loaded.
-"""
-
-
-def known() -> dict[str, Published]:
-    """:data:`PUBLISHED` with the rows of every family that is registered by now."""
-    for family in known_families().values():
-        for name, row in family.published.items():
-            PUBLISHED.setdefault(name, row)
-    return PUBLISHED
-
-
-known()
+# with the modules of families come their rows
+known_families()
 
 
 def row_of(
@@ -53,7 +45,7 @@ def row_of(
         plan: of the checkpoint.
     """
     vocabulary, folder = plan.backbone.vocab_size, Path(name)
-    for known_name, row in known().items():
+    for known_name, row in PUBLISHED.items():
         if known_name in (name, said) and row.vocabulary in (None, vocabulary):
             return row, ()
         is_called_so = folder.is_dir() and folder.name == known_name.rpartition("/")[2]
@@ -117,8 +109,8 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.lab.checkpoints").joinpath("packaged", name)))
     meant = ""
-    if name not in known():
-        meant = near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *known()))
+    if name not in PUBLISHED:
+        meant = near(name, (*PACKAGED, *adapters.PACKAGED, *gguf_files.PACKAGES, *PUBLISHED))
     hint = meant or f"use {', '.join(map(repr, PACKAGED))}, a folder, a GGUF file, or a Hub name"
     # a mistyped name of a packaged model is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) or (meant and "/" not in name):
