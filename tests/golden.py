@@ -43,6 +43,15 @@ def golden_folder(family):
 
 
 @functools.cache
+def golden_model(family, **settings):
+    """A golden family, loaded; tests leave it as it is."""
+    from sinklab.lab.checkpoints import load
+
+    with torch.inference_mode(False):
+        return load(golden_folder(family), **settings)
+
+
+@functools.cache
 def golden_cases(family):
     return json.loads((golden_folder(family) / "cases.json").read_text())
 

@@ -220,7 +220,14 @@ def check_family(name: str, folder: str | Path) -> None:
         # transformers reads the tensors of others, under names old and new
         if not readers.known_families()[name].own_class:
             _check_tensors(here, config)
+        # a Python file that the config names is not run
+        ran = here / "ran"
+        (here / "code_x.py").write_text(f"open({str(ran)!r}, 'w')\n")
+        kinds = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+        named = dict.fromkeys(kinds, "code_x.Thing")
+        (here / "config.json").write_text(json.dumps({**config, "auto_map": named}))
         loaded, again = load(here), Path(temporary, "again")
+        assert not ran.exists(), "code of the checkpoint was run"
         loaded.model.save_pretrained(again)
         ids = torch.arange(min(8, loaded.model.config.get_text_config().vocab_size))[None]
         logits = []
@@ -230,7 +237,6 @@ def check_family(name: str, folder: str | Path) -> None:
                 torch.manual_seed(0)
                 logits.append(one.model(ids).logits)
         assert torch.equal(*logits), "a model that was saved and loaded again has other logits"
-        _check_no_code(here, config)
 
 
 def _check_fields(name: str, folder: Path, config: dict) -> None:
@@ -270,13 +276,3 @@ def _check_tensors(folder: Path, config: dict) -> None:
     for name, used in taken.items():
         numbers = math.prod(shapes[name])
         assert used == numbers, f"{used} of the {numbers} numbers of {name} are used"
-
-
-def _check_no_code(folder: Path, config: dict) -> None:
-    """A Python file that the config names is not run."""
-    ran = folder / "ran"
-    (folder / "code_x.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    named = {one: "code_x.Thing" for one in ("AutoConfig", "AutoModel", "AutoModelForCausalLM")}
-    (folder / "config.json").write_text(json.dumps({**config, "auto_map": named}))
-    load(folder)
-    assert not ran.exists(), "code of the checkpoint was run"

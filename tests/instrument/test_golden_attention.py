@@ -6,17 +6,16 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from golden import golden_case, golden_cases, golden_folder, tensors_of
+from golden import golden_case, golden_cases, golden_model, tensors_of
 from sinklab.core.instrument import intervene, trace
 from sinklab.core.sinks import Excess, find_sinks
 from sinklab.core.subject import Canvas, denoise
-from sinklab.lab.checkpoints import load
 from sinklab.lab.measures import MaskSinks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
-    return load(golden_folder("llada")).model
+    return golden_model("llada").model
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@ the canvases of those that attend to everything.
 """
 
 # B batch rows, S canvas positions, Q queries, K keys, V vocabulary
-import functools
 from dataclasses import replace
 
 import pytest
 import torch
 from test_golden_blocks import by_noise, noises
 
-from golden import check_canvases, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_cases, golden_model, tensors_of
 from refusals import refused
 from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence
 from sinklab.core.subject.denoisers import guided
-from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")
 
@@ -43,9 +41,8 @@ writes.
 """
 
 
-@functools.cache
 def loaded(family, **settings):
-    return load(golden_folder(family), **GIVEN.get(family, {}), **settings)
+    return golden_model(family, **GIVEN.get(family, {}), **settings)
 
 
 def places(stored, case, length):

@@ -9,17 +9,15 @@ evaluations.
 
 # B batch rows, S canvas positions, M wanted positions, V vocabulary, T evaluations, N positions of
 # a draw
-import functools
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_model, tensors_of
 from sinklab.core.subject import Canvas, DecodingSettings, Denoiser, TokenSampling
 from sinklab.core.subject.denoisers import guided
 from sinklab.core.subject.tokens import shaped
-from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")
 
@@ -40,11 +38,6 @@ CUT = {
     "to evaluation 1"
 }
 """Cases of which a part is compared."""
-
-
-@functools.cache
-def loaded(family, **settings):
-    return load(golden_folder(family), **settings)
 
 
 def cases_of(family):
@@ -166,7 +159,7 @@ def bd3lm_canvas(family, case):
 
 def bd3lm(family, case, **settings):
     theirs, canvas = case["settings"], bd3lm_canvas(family, case)
-    model = loaded(
+    model = golden_model(
         family,
         block_length=theirs["block_size"],
         logit_shift=theirs.get("right_shift_logits", False),
@@ -211,7 +204,7 @@ def test_every_canvas_of_bd3lm(family):
 def sdar(case):
     theirs, family = case["settings"], "sdar"
     length, prompt = theirs["block_length"], stored(family, case)["prompt"].tolist()
-    model = loaded(family, block_length=length).model
+    model = golden_model(family, block_length=length).model
     canvas = whole_blocks(prompt, theirs, golden_cases(family)["special_ids"]["mask"])
     is_copy = case["function"] == "huggingface_bd3.py"
     kind = theirs.get("remasking", theirs.get("remasking_strategy"))
@@ -268,7 +261,7 @@ def fast_dllm(case, prompts, total):
     """
     theirs, family = case["settings"], "fast_dllm_v2"
     length, mask_id = theirs["block_size"], case["mask_id"]
-    model = loaded(family, block_length=length).model
+    model = golden_model(family, block_length=length).model
     assert model.config.first_alone and model.config.logit_shift
     # the original's rows end in the same column; of a longer prompt ours writes on
     canvas = Canvas.from_prompts(
@@ -356,7 +349,7 @@ def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
 def llada2(family, case):
     theirs, tensors = case["settings"], stored(family, case)
     length, prompt = theirs["block_length"], tensors["prompt"][0].tolist()
-    model = loaded(family, block_length=length).model
+    model = golden_model(family, block_length=length).model
     canvas = whole_blocks(prompt, theirs, theirs["mask_id"])
     stop_ids = (theirs["eos_id"],) if theirs.get("eos_early_stop") else ()
     schedule = f"dynamic:threshold={theirs['threshold']}"

@@ -7,10 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_model, tensors_of
 from sinklab.core.attention import watching
 from sinklab.core.subject import Canvas, denoise
-from sinklab.lab.checkpoints import load
 from sinklab.lab.samplers import Factor, Threshold
 
 CACHES = {
@@ -25,9 +24,9 @@ that.
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
-    return load(golden_folder("fast_dllm")).model
+    return golden_model("fast_dllm").model
 
 
 def run(model, case):

@@ -2,15 +2,12 @@
 many there were.
 """
 
-import functools
-
 import pytest
 import torch
 
-from golden import check_canvases, golden_case, golden_cases, golden_folder, tensors_of
+from golden import check_canvases, golden_case, golden_cases, golden_model, tensors_of
 from refusals import refused
 from sinklab.core.subject import Canvas, DecodingSettings, LowConfidence
-from sinklab.lab.checkpoints import load
 
 FAMILIES = [
     "llada",
@@ -24,13 +21,12 @@ FAMILIES = [
 QUIRK = "prompt_with_masks"
 
 
-@functools.cache
 def model_of(family):
     # The golden numbers of SMDM were made with float32 rope tables; its release has bfloat16 ones.
     settings = {"rope_dtype": "float32"} if family.startswith("smdm") else {}
     if family == "llada_moe":
         settings = {"mask_token_id": golden_cases(family)["special_ids"]["mask"]}
-    return load(golden_folder(family), **settings).model.eval()
+    return golden_model(family, **settings).model
 
 
 def settings_of(family, theirs):

@@ -2,16 +2,14 @@
 code gives.
 """
 
-import functools
 from contextlib import ExitStack
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from golden import golden_cases, golden_folder, tensors_of
+from golden import golden_cases, golden_model, tensors_of
 from sinklab.core.instrument import trace
-from sinklab.lab.checkpoints import load
 
 pytestmark = pytest.mark.ring("extras")
 
@@ -22,10 +20,9 @@ CASES = {"llada_moe": {"plain", "batch", "leftpad", "rightpad"}}
 CASES |= {family: {"blockmask", "batch", "full", "no_mask"} for family in LLADA2}
 
 
-@functools.cache
 def loaded_of(family, **settings):
     mask_id = golden_cases(family)["special_ids"]["mask"]
-    return load(golden_folder(family), mask_token_id=mask_id, **settings)
+    return golden_model(family, mask_token_id=mask_id, **settings)
 
 
 def case_of(family, name):

@@ -7,11 +7,11 @@ import torch
 import transformers
 from packaging.version import Version
 
-from golden import golden_case, golden_cases, golden_folder, tensors_of
+from golden import golden_case, golden_cases, golden_folder, golden_model, tensors_of
 from sinklab.core.instrument import trace
 from sinklab.core.sinks import PROMPT
 from sinklab.extras.zoo.renoising import CanvasDenoiser, Renoising, renoise
-from sinklab.lab.checkpoints import describe, load
+from sinklab.lab.checkpoints import describe
 
 FAMILY, CANVAS = "diffusion_gemma", 8
 LOGITS = ("p9", "p9_selfcond", "p5", "p5_selfcond", "leftpad")
@@ -20,10 +20,6 @@ pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
     reason="DiffusionGemma needs transformers 5.23",
 )
-
-
-def loaded():
-    return load(golden_folder(FAMILY))
 
 
 def expected(kind, case):
@@ -46,7 +42,7 @@ def read(model, case):
 @pytest.mark.parametrize("name", LOGITS)
 @torch.inference_mode()
 def test_golden_logits(name):
-    model, case = loaded().model, expected("logits", name)
+    model, case = golden_model(FAMILY).model, expected("logits", name)
     canvas_BL, before_BLV = case["canvas"], case.get("self_conditioning_logits")
     ours = read(model, case)(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool), before_BLV)
     assert off(ours, case["logits"]) < 5e-4
@@ -62,7 +58,7 @@ def test_golden_logits(name):
 @pytest.mark.parametrize("name", ["p9", "p9_selfcond"])
 @torch.inference_mode()
 def test_golden_attention(name):
-    model, case = loaded().model, expected("logits", name)
+    model, case = golden_model(FAMILY).model, expected("logits", name)
     canvas_BL, before_BLV = case["canvas"], case.get("self_conditioning_logits")
     maps = [(0, layer, head) for layer in range(4) for head in range(4)]
     with trace(model, maps=maps) as decoder, trace(model.model.encoder, maps=maps) as encoder:
@@ -92,7 +88,7 @@ def settings(case):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_writing_step_by_step(name):
-    model, want = loaded().model, expected("gen", name)
+    model, want = golden_model(FAMILY).model, expected("gen", name)
     case = golden_case(FAMILY, "generate", name)
     steps = list(renoise(model, want["prompt"], settings(case)))
     assert len(steps) == case["decoder_evaluations"] == len(want["block"])
@@ -128,7 +124,7 @@ def test_golden_writing_step_by_step(name):
 
 
 def test_golden_facts_of_the_folder():
-    lm, ids = loaded(), golden_cases(FAMILY)["special_ids"]
+    lm, ids = golden_model(FAMILY), golden_cases(FAMILY)["special_ids"]
     assert (lm.family, lm.published_family, lm.tokenizer, lm.context) == (
         "diffusion",
         FAMILY,

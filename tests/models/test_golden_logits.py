@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from golden import ASKED, LEFT, golden_cases, golden_folder, golden_tensors, tensors_of
+from golden import ASKED, LEFT, golden_cases, golden_model, golden_tensors, tensors_of
 from shared_data import shared
 from sinklab.core.subject import DiffusionLM
 from sinklab.lab.checkpoints import load
@@ -36,7 +36,7 @@ def settings(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_logits(family):
-    loaded = load(golden_folder(family), **settings(family))
+    loaded = golden_model(family, **settings(family))
     assert (loaded.family, loaded.published_family, loaded.tokenizer) == (
         "diffusion",
         FAMILIES[family],
@@ -57,7 +57,7 @@ def test_golden_logits(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_special_ids(family):
-    loaded, ids = load(golden_folder(family)), golden_cases(family)["special_ids"]
+    loaded, ids = golden_model(family), golden_cases(family)["special_ids"]
     assert (loaded.special.mask, loaded.model.config.mask_token_id) == (ids["mask"], ids["mask"])
     assert (loaded.special.eos, loaded.special.pad) == (ids.get("eos"), ids.get("pad"))
     # the folder names a published model of another vocabulary: its end of turn is not this one's
@@ -69,7 +69,7 @@ def test_golden_special_ids(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_published_model_becomes_our_own(tmp_path, family):
-    loaded = load(golden_folder(family))
+    loaded = golden_model(family)
     loaded.model.save_pretrained(tmp_path)
     again = load(tmp_path)
     assert again.published_family == "sinklab"

@@ -8,8 +8,7 @@ import pytest
 import torch
 from test_diffusion_lm import gradients
 
-from golden import golden_cases, golden_folder, tensors_of
-from sinklab.lab.checkpoints import load
+from golden import golden_cases, golden_model, tensors_of
 
 pytestmark = pytest.mark.ring("extras")
 DLLM = ("a2d_qwen3", "a2d_qwen2", "a2d_llama", "bd3lm_qwen3", "bd3lm_llama")
@@ -46,7 +45,7 @@ def test_golden_losses_of_dllm(folder):
         ids_BS, labels_BS = given["input_ids"], given["labels"]
         noisy_BS = given["noised_input_ids"]
         fields = {"logit_shift": case["right_shift_logits"], "block_length": case["block_size"]}
-        model = load(golden_folder(folder), **fields).model
+        model = golden_model(folder, **fields).model
         # what was masked, not what changed: a token may be [MASK] already
         alpha_B = 1 - given["t"].double()
         if case["scheduler"] == "CosineAlphaScheduler":
@@ -75,7 +74,7 @@ def test_golden_losses_of_dllm(folder):
 def test_golden_losses_of_sdar(number):
     case = golden_cases("sdar")["loss"][number]
     given = tensors_of("sdar", f"loss.{case['name']}.")
-    model = load(golden_folder("sdar"), block_length=4).model
+    model = golden_model("sdar", block_length=4).model
     mask_id, lengths = model.config.mask_token_id, case["sample_lengths"]
     assert model.config.block_length == case["block_size"]
     total = (given["labels"] != -100).sum()
@@ -105,7 +104,7 @@ def test_golden_losses_of_sdar(number):
 def test_golden_losses_of_fast_dllm_v2():
     (case,) = golden_cases("fast_dllm_v2")["loss"]
     given = tensors_of("fast_dllm_v2", f"loss.{case['name']}.")
-    model = load(golden_folder("fast_dllm_v2"), block_length=case["bd_size"]).model
+    model = golden_model("fast_dllm_v2", block_length=case["bd_size"]).model
     assert model.config.logit_shift
     noisy_BS, clean_BS = given["model_input_ids"].chunk(2, dim=1)
     # the first token has nothing before it that would predict it

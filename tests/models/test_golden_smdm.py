@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from golden import golden_cases, golden_folder, golden_tensors, tensors_of
-from sinklab.lab.checkpoints import families, load, materialize, weights
+from golden import golden_cases, golden_folder, golden_model, golden_tensors, tensors_of
+from sinklab.lab.checkpoints import families, materialize, weights
 from sinklab.lab.data.noise import masked_token_loss
 
 VARIANTS = {
@@ -20,7 +20,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("family", VARIANTS)
 def test_the_variant_is_seen_in_the_tensors(family):
-    loaded = load(golden_folder(family))
+    loaded = golden_model(family)
     config, mask_id = loaded.model.config, golden_cases(family)["special_ids"]["mask"]
     assert (config.sink_kind, config.sink_count, config.gate) == VARIANTS[family]
     # the head has no row for [MASK], and the block of the original is all text
@@ -37,7 +37,7 @@ def test_the_rotary_tables_of_the_release_are_bfloat16(family):
     rounded, exact = (expected[f"logits.batch.{key}"] for key in ("logits_bf16_rope", "logits"))
     columns = expected.get("columns", slice(exact.shape[-1]))
     with torch.inference_mode():
-        logits = load(golden_folder(family)).model(expected["logits.batch.input_ids"]).logits
+        logits = golden_model(family).model(expected["logits.batch.input_ids"]).logits
     # float32 tables are those of test_golden_logits.py
     assert (logits[..., columns] - rounded).abs().max() < 5e-4
     assert (rounded - exact).abs().max() > 1e-2
@@ -46,7 +46,7 @@ def test_the_rotary_tables_of_the_release_are_bfloat16(family):
 @pytest.mark.parametrize("family", VARIANTS)
 def test_golden_losses_and_gradients(family):
     folder = golden_folder(family)
-    loaded = load(folder, rope_dtype="float32")
+    loaded = golden_model(family, rope_dtype="float32")
     model = loaded.model
     stored = weights.open_weights(folder, family)
     shapes = {name: tensor.shape for name, tensor in stored.items()}
