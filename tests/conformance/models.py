@@ -58,7 +58,7 @@ def check_sink(kind: str) -> None:
         _check_parameters(model, tiny_model())
         _check_slow_twin(model.double(), torch.ones(2, 10, dtype=torch.long))
         _check_slow_twin(model, torch.tensor([[0] * 3 + [1] * 7, [1] * 8 + [0] * 2]))
-        _check_saved(tiny_model(sink_kind=kind, sink_count=2, sink_side=side))
+    _check_saved(tiny_model(sink_kind=kind, sink_count=2, sink_side=side))
     _check_decoding(tiny_model(sink_kind=kind, sink_count=2))
 
 

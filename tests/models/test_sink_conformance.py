@@ -45,7 +45,7 @@ def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
 
 @pytest.mark.slow
 def test_a_kind_of_ones_own_is_trained_and_drawn(keys, tmp_path):
-    changes = {"sink_kind": keys, "sink_count": 2, "out": str(tmp_path / "run"), "monitor_every": 2}
+    changes = {"sink_kind": keys, "sink_count": 2, "out": str(tmp_path / "run"), "monitor_every": 4}
     sizes = {"heads": 4, "steps": 4, "save_every": 4, "heldout_rows": 6}
     train(tiny_settings(uneven_documents(tmp_path), **sizes, **changes))
     sink_keys = load(tmp_path / "run" / "model").model.sink_keys

@@ -91,8 +91,8 @@ KILLS = ("before_a_rename('run.json')", "in_a_checkpoint(2)")
 def killed(settings, tmp_path_factory, python):
     """Runs by how they were killed, a call in the script: each in a fork of one process."""
     room = tmp_path_factory.mktemp("killed")
-    some = replace(settings, steps=6, save_every=2, monitor_every=3)
-    short = replace(settings, steps=3, save_every=2, monitor_every=1)
+    some = replace(settings, steps=6, save_every=2, monitor_every=6)
+    short = replace(settings, steps=3, save_every=2, monitor_every=3)
     runs = {
         "in_a_checkpoint(4)": replace(some, out=str(room / "memory")),
         "with_killer(3)": replace(some, out=str(room / "stream"), streaming=True),

@@ -25,7 +25,7 @@ from tiny_training import tiny_settings
 def settings(corpus):
     often = {
         "save_every": 100,
-        "monitor_every": 2,
+        "monitor_every": 4,
         "log_every": 2,
     }
     return tiny_settings(corpus, steps=8, heldout_rows=8, **often)
@@ -112,7 +112,7 @@ def test_the_history_is_on_the_disk_while_a_run_goes_on(settings, monkeypatch):
             seen[state.global_step] = running.table("history"), running.table("monitor")
 
     monkeypatch.setattr(Recorder, "on_step_end", looked)
-    train(replace(settings, steps=6))
+    train(replace(settings, steps=6, monitor_every=2))
     ended = open_run("run")
     for step, (history, monitor) in seen.items():
         assert history["step"].max() == monitor["step"].max() == step - 1
