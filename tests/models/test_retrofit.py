@@ -149,23 +149,3 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
     pytest.importorskip("peft")
     freeze(model, "lora", 2)
     refused(r"merge_lora\(model\) first", save_sink, model, file)
-
-
-@pytest.mark.parametrize("family, kind", [("dream", "token"), ("smdm", "kv")])
-def test_a_published_model_gets_a_sink(tmp_path, family, kind):
-    folder, _ = getattr(toys, family)(tmp_path / family)
-    ids = torch.arange(3, 15)[None]
-    published = load(folder).model
-    logits = published(ids).logits
-    model = load(folder, sink_kind=kind, sink_count=1).model
-    trained = freeze(model, "sink")
-    with torch.no_grad():
-        for name in trained:
-            model.get_parameter(name).normal_(std=2.0, generator=torch.Generator().manual_seed(0))
-    file = save_sink(model, tmp_path / "sink.safetensors", name=family)
-    loaded = load(folder, sink=file)
-    assert loaded.published_family == family
-    assert any(note == f"sink attached: 1 {kind} of {file}" for note in loaded.notes)
-    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
-    assert not torch.allclose(loaded.model(ids).logits, logits, atol=1e-3)
-    assert torch.equal(load(folder).model(ids).logits, logits)

@@ -77,7 +77,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         )
     with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
-    if family.unread_token in tokenizer.get_vocab():
+    if family.unread_token and family.unread_token in tokenizer.get_vocab():
         raise ValueError(
             f"the tokenizer of {name} has {family.unread_token}, so this is no {family.name} that "
             "sinklab reads; load it with the code of its authors"
@@ -211,11 +211,13 @@ def adopt(
                 setattr(config, f"{name}_token_id", token_id)
     if tokenizer is None:
         return
-    texts = {token_id: text for text, token_id in tokenizer.get_vocab().items()}
-    if tokenizer.mask_token is None and special.mask in texts:
-        tokenizer.mask_token = texts[special.mask]
-    if tokenizer.pad_token is None and special.pad in texts:
-        tokenizer.pad_token = texts[special.pad]
+    for role in ("mask", "pad"):
+        token_id = getattr(special, role)
+        if token_id is not None and stated(tokenizer, f"{role}_token") is None:
+            # a vocabulary of 150,000 entries takes a tenth of a second
+            texts = {number: text for text, number in tokenizer.get_vocab().items()}
+            if token_id in texts:
+                setattr(tokenizer, f"{role}_token", texts[token_id])
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
