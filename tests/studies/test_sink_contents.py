@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from launched import ROOT, launch
+from launched import ROOT
 
 pytestmark = pytest.mark.ring("lab")
 
 SCRIPT = ROOT / "studies" / "sink_contents.py"
+RUN = "tiny-sink-strongest"
 BLOCK, FUTURE, COMMITTED, PROMPT = range(4)
 
 
@@ -24,53 +25,51 @@ def study():
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, python):
-    out = tmp_path_factory.mktemp("contents")
-    done = launch(python, SCRIPT, "--smallest", "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert len([*out.glob("*.png")]) == 4
+def tables(study, tmp_path_factory):
+    """Tables of the smallest run, of the model with an added sink and a control."""
+    out, main = tmp_path_factory.mktemp("contents"), study["main"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(main.__globals__, "CONTROLLED", {"tiny-sink": ("strongest",)})
+        patch.delitem(study["UNTRAINED"], "initialised")
+        main(study["SMALLEST"], out)
+    assert {*out.glob("*.png")}
     found = json.loads((out / "results.json").read_text("utf-8"))
-    assert sorted(found) == ["tiny-sink-strongest", "tiny-strongest"]
-    return {
-        run: {name: pd.DataFrame(table) for name, table in tables.items() if name != "settings"}
-        for run, tables in found.items()
-    }
+    assert [*found] == [RUN]
+    return {name: pd.DataFrame(table) for name, table in found[RUN].items() if name != "settings"}
 
 
 @pytest.mark.slow
-def test_the_smallest_run_has_every_table_of_the_page(results):
+def test_the_smallest_run_has_every_table_of_the_page(tables):
     committed = json.loads(SCRIPT.with_suffix("").joinpath("results.json").read_text("utf-8"))
-    for run, tables in results.items():
-        other = {"settings", "texts", "texts_with_future_sinks", "sides", "sentences"}
-        assert {*committed[run]} - other <= {*tables}
-        for name in committed[run].keys() & tables:
-            more = {"texts"} if name == "looks" else set()
-            assert {*tables[name].columns} == {*committed[run][name]} | more, name
-    added = results["tiny-sink-strongest"]["added"]
+    committed = committed["tiny-strongest"] | committed[RUN]
+    other = {"settings", "texts", "texts_with_future_sinks", "sides", "sentences"}
+    other.add("probes-initialised")
+    assert {*committed} - other <= {*tables}
+    for name in committed.keys() & tables:
+        more = {"texts"} if name == "looks" else set()
+        assert {*tables[name].columns} == {*committed[name]} | more, name
+    added = tables["added"]
     assert added["spread"].eq(0).all() and added["share"].between(0, 1, "neither").all()
 
 
 @pytest.mark.slow
-def test_what_must_hold_in_any_run_holds_in_the_smallest(results):
-    for tables in results.values():
-        # after the last layer the lens is the model, and embeddings of masks are all alike
-        last = tables["lens"].query("measure == 'kl' and layer == 6")["value"]
-        assert len(last) and last.abs().max() < 1e-5
-        future = tables["lens"].query("place == 'future' and layer == 0")
-        assert future[future["measure"] == "variation"]["value"].abs().max() < 1e-12
-        probes = tables["probes"]
-        told = probes.query("place == 'future' and layer == 0")
-        assert len(told) and told["value"].abs().max() < 1e-12
-        few = probes["texts"] < 8
-        assert probes[few][["low", "high"]].isna().all(axis=None)
-        assert (probes[~few]["low"] <= probes[~few]["high"]).all()
-        wide = probes.pivot(
-            index=["place", "layer", "target"], columns="population", values="value"
-        )
-        np.testing.assert_allclose(wide["difference"], wide["sink"] - wide["matched"], atol=1e-9)
-        looks = tables["looks"]
-        assert (looks["pairs"] <= looks["sinks"].clip(upper=2)).all()
-        assert (looks["sinks"] <= looks["positions"]).all()
+def test_what_must_hold_in_any_run_holds_in_the_smallest(tables):
+    # after the last layer the lens is the model, and embeddings of masks are all alike
+    last = tables["lens"].query("measure == 'kl' and layer == 6")["value"]
+    assert len(last) and last.abs().max() < 1e-5
+    future = tables["lens"].query("place == 'future' and layer == 0")
+    assert future[future["measure"] == "variation"]["value"].abs().max() < 1e-12
+    probes = tables["probes"]
+    told = probes.query("place == 'future' and layer == 0")
+    assert len(told) and told["value"].abs().max() < 1e-12
+    few = probes["texts"] < 8
+    assert probes[few][["low", "high"]].isna().all(axis=None)
+    assert (probes[~few]["low"] <= probes[~few]["high"]).all()
+    wide = probes.pivot(index=["place", "layer", "target"], columns="population", values="value")
+    np.testing.assert_allclose(wide["difference"], wide["sink"] - wide["matched"], atol=1e-9)
+    looks = tables["looks"]
+    assert (looks["pairs"] <= looks["sinks"].clip(upper=2)).all()
+    assert (looks["sinks"] <= looks["positions"]).all()
 
 
 class Seen:
