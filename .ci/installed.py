@@ -1,10 +1,16 @@
 """Run by the Python of an environment that README's command made: sinklab without extras."""
 
 import importlib.metadata
+import multiprocessing
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+# Several processes on few cores: threads of a small product would wait for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 PACKAGES_AFTER = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
 
@@ -50,11 +56,22 @@ for folder in packaged:
 subprocess.run(
     [str(Path(sys.executable).parent / "sinklab"), "--help"], check=True, stdout=subprocess.DEVNULL
 )
-# Each ends with `sinklab check` of itself.
+
+
+def status(example: Path) -> object:
+    """The exit status of an example, which ends with `sinklab check` of itself."""
+    try:
+        runpy.run_path(str(example), run_name="__main__")
+    except SystemExit as ended:
+        return ended.code
+    return "no check"
+
+
+# Each in a fork of this process, which has imported torch and transformers.
 examples = sorted(Path(__file__).resolve().parents[1].glob("examples/add_a_*.py"))
-begun = [subprocess.Popen([sys.executable, "-I", str(example)]) for example in examples]
-failed = [one.args for one in begun if one.wait()]
-assert not failed, f"examples failed: {failed}"
+with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+    ended = dict(zip(examples, pool.map(status, examples, chunksize=1), strict=True))
+assert not any(ended.values()), f"examples failed: {ended}"
 print(
     f"sinklab {sinklab.__version__}: installs without extras, imports torch alone, loads "
     f"{len(packaged)} models, checks {len(examples)} plug-ins"
