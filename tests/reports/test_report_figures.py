@@ -11,8 +11,7 @@ from pictures import page_with
 from refusals import refused
 from sinklab.lab.analysis.estimates import mean_over
 from sinklab.lab.reports import NotRecorded, as_studies, table
-from sinklab.lab.reports.build import placed, svg_of
-from sinklab.lab.reports.build import words as page_words
+from sinklab.lab.reports.build import WORDS, placed, svg_of
 from sinklab.lab.reports.figures import (
     attention_map,
     heldout_loss,
@@ -197,7 +196,7 @@ def test_the_command_draws_figures_with_their_numbers(make_study, tmp_path, caps
 def test_a_page_shows_the_drawing_of_the_figure(make_study, tmp_path):
     runs = as_studies([make_study("plain"), make_study("sink", added=1)])
     html = page_with("sink_share", of=runs, out=tmp_path).read_text("utf-8")
-    title = page_words("figures")["study"]["sink_share"]
+    title = WORDS["figures"]["study"]["sink_share"]
     assert placed(svg_of("sink_share", runs), "sink_share", title) in html
     parts = re.findall(r' id="([^"]+)"', html)
     assert len(parts) == len(set(parts))

@@ -60,9 +60,9 @@ def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
     found = tables_of(as_studies(runs))
     written = write_tables(found, tmp_path / "tables")
-    assert [path.name for path in written] == [f"{name}.csv" for name in TABLES]
+    assert [path.name for path in written] == [f"{name}.csv" for name in TABLES["study"]]
     assert {*(tmp_path / "tables").iterdir()} == {*written}
-    for name, path in zip(TABLES, written, strict=True):
+    for name, path in zip(TABLES["study"], written, strict=True):
         whole = pd.read_csv(path)
         assert whole.columns[0] == "run" and whole["run"].unique().tolist() == ["plain", "sink"]
         assert len(whole) == sum(len(table(run, name)) for run in runs)

@@ -75,7 +75,6 @@ class Report(Command):
     group = "watch"
 
     def run(self) -> None:
-        from sinklab.core.registry import rules
         from sinklab.lab.reports.build import report as build
         from sinklab.lab.reports.runs import as_shown
         from sinklab.lab.reports.tables import compare
@@ -85,11 +84,7 @@ class Report(Command):
                 "report needs at least one run folder; make one with `sinklab trace` or `sinklab "
                 "train`"
             )
-        rule = None
-        if self.sink_rule is not None:
-            rule = rules.parse(self.sink_rule)
-        opened = _opened(self.runs)
-        read = as_shown(opened, rule=rule)
+        read = as_shown(_opened(self.runs), rule=self.sink_rule)
         is_study = read[0].run.info.kind == "study"
         with working() as progress:
             progress.stage("reading the runs")

@@ -20,7 +20,6 @@ from .samples import Sample as Sample
 from .study import Reader as Reader
 from .study import Study as Study
 from .tables import TABLES as TABLES
-from .tables import TRAINING_TABLES as TRAINING_TABLES
 from .tables import compare as compare
 from .tables import table as table
 from .training import Training as Training

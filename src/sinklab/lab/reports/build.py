@@ -37,6 +37,7 @@ from sinklab.lab.reports.tables import (
 from sinklab.lab.reports.training import Training
 from sinklab.lab.reports.words import number, quoted
 
+WORDS = tomllib.loads(asset("page.toml"))
 SHOWN_TOKENS = 15
 # The rest of a page is its script, figures and tables.
 ARRAYS = 0.89
@@ -166,7 +167,7 @@ def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
     kind = runs[0].run.info.kind
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     content: dict[str, Any] = dict.fromkeys(("story", "contrast", "explored", "script"), "")
-    content |= {name: text.replace("{names}", names) for name, text in words(kind).items()}
+    content |= {name: text.replace("{names}", names) for name, text in WORDS[kind].items()}
     content |= {"status": [*map(_status, runs)], "allowed": "'none'"}
     content["version"] = runs[0].run.info.versions.get("sinklab", "")
     is_study = isinstance(runs[0], Study)
@@ -176,7 +177,7 @@ def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:
         parts.insert(-1, _part("statistics", _statistics(runs)))
     else:
         parts = [_part("outcome", [_outcome(runs, tables["outcome"])])]
-    titles = words("figures")[kind]
+    titles = WORDS["figures"][kind]
     shown = [*titles, *(PICTURES.values() if is_study else ())]
     drawn = {name: svg_of(name, runs) for name in shown}
     figures = [
@@ -273,7 +274,7 @@ def _answered(question: str, studies: list[Study], drawn: dict[str, str]) -> dic
 
 def _part(anchor: str, cards: Iterable[Card]) -> Part:
     """The part of the page with this name in page.toml, which has its title."""
-    return {"anchor": anchor, "how": "", "cards": [*cards]} | words("parts")[anchor]
+    return {"anchor": anchor, "how": "", "cards": [*cards]} | WORDS["parts"][anchor]
 
 
 def _parts_of_studies(studies: list[Study], tables: Tables) -> list[Part]:
@@ -393,21 +394,11 @@ def _what_was_run(run: Any) -> Card:
     return Card(run.label, tables=tables)
 
 
-@lru_cache(maxsize=1)
-def _words() -> dict[str, Any]:
-    return tomllib.loads(asset("page.toml"))
-
-
-def words(about: str) -> dict[str, Any]:
-    """A table of page.toml."""
-    return _words()[about]
-
-
 def tipped(text: str) -> Markup:
     """A sentence as HTML code: text between backticks as code, and each word of the glossary with
     its meaning at its first place outside code.
     """
-    glossary, seen = words("glossary"), set[str]()
+    glossary, seen = WORDS["glossary"], set[str]()
 
     def tip(match: re.Match[str]) -> str:
         word = match[1].lower()
@@ -463,17 +454,19 @@ def placed(svg: str, place: str, words: str) -> Markup:
 def _for_page(tag: re.Match[str]) -> str:
     """A tag with short numbers and with the colours of both themes."""
     text = DIGITS.sub(r"\1", tag[0])
-    for light, dark in _colours():
+    for light, dark in COLOURS:
         text = text.replace(light, f"light-dark({light}, {dark})")
     return text
 
 
-@lru_cache(maxsize=1)
-def _colours() -> list[tuple[str, str]]:
-    """Colours of the light theme, each with its counterpart in the dark one."""
+def _pairs() -> list[tuple[str, str]]:
     light, dark = THEMES["light"], THEMES["dark"]
     pairs = dict(zip(light.states.values(), dark.states.values(), strict=True))
     pairs |= dict(zip(light.lines, dark.lines, strict=True))
     for name in ("surface", "ink", "muted", "line", "added"):
         pairs[getattr(light, name)] = getattr(dark, name)
     return [(one.lower(), other) for one, other in pairs.items()]
+
+
+COLOURS = _pairs()
+"""colours of the light theme, each with its counterpart in the dark one"""

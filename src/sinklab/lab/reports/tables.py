@@ -66,14 +66,6 @@ def over_seeds(trainings: Sequence[Training]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-TRAINING_TABLES: dict[str, Callable[[Training], Any]] = {
-    "outcome": outcome_table,
-    "history": attrgetter("history"),
-    "monitor": attrgetter("monitor"),
-}
-"""Tables of a report by name, of a training run; None for one that it did not write."""
-
-
 TEXT_SINK = "greatest text sink"
 MOBILITY = "(0 static, 1 moving)"
 BY_CLASS = "attention explained by class of token, %"
@@ -154,27 +146,34 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
     return frame[[TEXT_SINK not in name for name in frame.index]]
 
 
-TABLES: dict[str, Callable[[Study], Any]] = {
-    "sink_tokens": lambda study: study.measured.enriched("token"),
-    "classes": classes_table,
-    "layers": attrgetter("measured.by_layer"),
-    "motion": attrgetter("measured.motions"),
-    "rules": attrgetter("measured.rules"),
-    "curve": attrgetter("measured.curve"),
-    "measures": measures_table,
-    "answers": attrgetter("answers.table"),
-    "statistics": attrgetter("measured.statistics"),
+TABLES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "study": {
+        "sink_tokens": lambda study: study.measured.enriched("token"),
+        "classes": classes_table,
+        "layers": attrgetter("measured.by_layer"),
+        "motion": attrgetter("measured.motions"),
+        "rules": attrgetter("measured.rules"),
+        "curve": attrgetter("measured.curve"),
+        "measures": measures_table,
+        "answers": attrgetter("answers.table"),
+        "statistics": attrgetter("measured.statistics"),
+    },
+    "training": {
+        "outcome": outcome_table,
+        "history": attrgetter("history"),
+        "monitor": attrgetter("monitor"),
+    },
 }
-"""Tables of a report by name, of a run that traced texts; None or no row for one that it recorded
-nothing for."""
+"""Kind of run -> tables of a report by name; None or no row for one that it recorded nothing
+for."""
 
 
 def table(run: Runs, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run; no row for one
-    that the run has nothing for. Raises ValueError for another name.
+    """One of ``TABLES`` of a run; no row for one that it has nothing for. Raises ValueError for
+    another name.
     """
     reader = as_shown(run)[0]
-    tables = TRAINING_TABLES if isinstance(reader, Training) else TABLES
+    tables = TABLES[reader.run.info.kind]
     one_of("table of a report", name, tables)
     found = tables[name](reader)
     return pd.DataFrame() if found is None else found
@@ -184,22 +183,19 @@ def tables_of(readers: Sequence[Any]) -> dict[str, dict[str, pd.DataFrame]]:
     """All tables of some runs by name and label of the run, but for those without rows; verdicts
     are corrected for the number of all of them.
     """
-    names, judged = [*TRAINING_TABLES], {}
-    if not isinstance(readers[0], Training):
-        names = [*TABLES]
-        each = [verdicts_of(run) for run in readers]
-        every = iter(holm([one for verdicts in each for one in verdicts]))
-        for run, verdicts in zip(readers, each, strict=True):
-            judged[run.label] = measures_table(run, [next(every) for _ in verdicts])
-    found = {
-        name: judged if name == "measures" else {run.label: table(run, name) for run in readers}
-        for name in names
-    }
-    parts = {
-        name: {label: frame for label, frame in by_run.items() if len(frame)}
-        for name, by_run in found.items()
-    }
-    return {name: by_run for name, by_run in parts.items() if by_run}
+    names = TABLES[readers[0].run.info.kind]
+    each = [verdicts_of(run) for run in readers if "measures" in names]
+    every = iter(holm([one for verdicts in each for one in verdicts]))
+    found = {}
+    for name in names:
+        frames = [table(run, name) for run in readers if name != "measures"]
+        if name == "measures":
+            judged = zip(readers, each, strict=True)
+            frames = [measures_table(run, [next(every) for _ in some]) for run, some in judged]
+        by_run = {run.label: one for run, one in zip(readers, frames, strict=True) if len(one)}
+        if by_run:
+            found[name] = by_run
+    return found
 
 
 def write_tables(tables: Mapping[str, Mapping[str, pd.DataFrame]], folder: Path) -> list[Path]:
