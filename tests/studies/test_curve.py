@@ -159,6 +159,7 @@ def test_what_makes_no_sense_is_refused():
     assert not Path("a").exists()
 
 
+@pytest.mark.slow
 def test_a_curve_as_figure_table_and_words(tmp_path):
     runs = [curve(tmp_path / "tiny"), curve(tmp_path / "llama", "autoregressive", 0.002)]
     axes = drawn_curve(runs)
@@ -269,6 +270,7 @@ def a_map(folder, deltas_RC, twin_RC=None):
     return write_curve(folder, rows(deltas_RC), twins=of_twin, by="head")
 
 
+@pytest.mark.slow
 def test_a_map_says_what_its_cells_say(tmp_path):
     noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
     rising = 0.02 * np.arange(10) + noise

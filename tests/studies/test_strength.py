@@ -1,5 +1,5 @@
-"""The script on the strength of sinks: the protocol of Gu et al. on tiny models, and on a real one
-(smollm2).
+"""The script on the strength of sinks: the protocol of Gu et al. on tiny models; a real one has it
+in tests/test_real_model.py.
 """
 
 import json
@@ -11,9 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-import sinklab
 from launched import ROOT, script
-from shared_data import shared
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -99,26 +97,3 @@ def test_the_page_on_masked_models_says_what_the_study_measured():
                 cells[f"{float(ratio):.0%}".replace("%", " %")][place]
                 == f"{share:.1f} % ({strong:.1f} %)"
             )
-
-
-@pytest.mark.slow
-@pytest.mark.smollm2
-def test_smollm2_has_the_sink_of_models_with_rotary_positions():
-    """One repeated token without a start token leaves nothing to choose: 0, as Gu et al. have it
-    for such models.
-
-    With 100 rows of each, which take minutes on one thread: natural 77.4, by sequence 73.0, repeat
-    0.
-    """
-    pytest.importorskip("gguf")
-    from tiny_gguf import smollm2
-
-    lm, found = sinklab.load(smollm2()), {}
-    texts = str(shared("data/books_pd/valid.jsonl.gz"))
-    for name, rows in (("natural", 6), ("repeat", 2)):
-        asked = study.Settings(texts=texts, inputs=(name,), starts=("raw",), rows=rows)
-        ((_, ids_RT),) = study.kinds(lm, asked)
-        found[name] = study.summary(*study.measured(lm, ids_RT, 25), 0.3)
-    assert 100 * found["natural"]["sink"] == pytest.approx(75.2, abs=6)
-    assert 100 * found["natural"]["sink_by_text"] == pytest.approx(70.1, abs=6)
-    assert found["repeat"]["sink"] == found["repeat"]["sink_by_text"] == 0

@@ -51,6 +51,7 @@ def breaking(whole, times):
     return broken
 
 
+@pytest.mark.slow
 def test_after_an_interruption_a_study_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(observation, "SAMPLES", 1)
     heard = Heard()

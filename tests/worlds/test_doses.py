@@ -35,9 +35,9 @@ def percent(flags):
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
 def test_where_nothing_costs_anything_maps_seldom_say_so(world):
     """Without the correction half of these maps say so."""
-    found = [words(heads(seed, 8, 24, **world)) for seed in range(30)]
-    # 5 %, and two standard errors of 30 worlds
-    assert percent((one != "inconclusive").any() for one in found) <= 13
+    found = [words(heads(seed, 8, 24, **world)) for seed in range(20)]
+    # 5 %, and two standard errors of 20 worlds
+    assert percent((one != "inconclusive").any() for one in found) <= 14.7
 
 
 def test_costs_of_cells_are_found_in_twelve_rows():
