@@ -81,14 +81,10 @@ DOCUMENTS = {
 }
 
 
-def graded(name):
-    return "test" if "test" in SOURCES[name].files else "validation"
-
-
 def write(name, rows=None, split=None):
     """The documents under the first name that is looked for."""
     source = SOURCES[name]
-    path = Path(source.folders[0]) / source.files[split or graded(name)][0]
+    path = Path(source.folders[0]) / source.files[split or source.graded][0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or DOCUMENTS[name]))
     return path
@@ -235,6 +231,6 @@ def benchmarks():
 
 @pytest.mark.parametrize("name", SIZES)
 def test_real_files_are_read_as_they_are_handed_around(name, benchmarks):
-    rows = rows_of(name, SOURCES[name].needed(benchmarks, graded(name)))
+    rows = rows_of(name, SOURCES[name].needed(benchmarks, SOURCES[name].graded))
     assert len(rows) == SIZES[name]
     assert set(rows[0]) == set(DOCUMENTS[name][0])

@@ -104,7 +104,8 @@ def test_a_trace_without_options_has_a_control_of_its_first_answer(tmp_path, cas
     make, changes = CASES[case]
     loaded, prompts = make(), tuple(f"The old man of {place}" for place in "abcdefgh")
     before = weights(loaded)
-    settings = replace(QUICK, twin=None, new_tokens=10, prompts=prompts, **changes)
+    how = {"new_tokens": 9, "prompts": prompts, "statistics": ()}
+    settings = replace(QUICK, twin=None, **how, **changes)
     run = traced(loaded, tmp_path / "run", settings)
     assert_same(loaded, before)
     table = run.table("control")

@@ -23,7 +23,6 @@ from sinklab.lab.analysis.facts import PLACES, sink_columns
 from sinklab.lab.checkpoints import Loaded
 from sinklab.lab.scoring import (
     LikelihoodSettings,
-    Scored,
     Writing,
     WritingRequest,
     ended,
@@ -301,15 +300,11 @@ def scored(model: Any, asked: Mapping[Place, Any], tick: Any = nothing) -> Part:
             context = len(pairs[watched][0])
             results, sinks = _watched(model, max(context, not model.is_diffusion), run)
         for place, result in zip(places, results, strict=True):
-            found[place] = _answer(result, sinks)
-    return found
-
-
-def _answer(result: Scored, sinks: list[Row]) -> Row:
-    found = {name: getattr(result, name) for name in ("logprob", "stderr", "greedy", "tokens")}
-    found |= {"cut": result.dropped, "sinks": sinks, "dose": {}}
-    if result.dose:
-        found["dose"] = result.dose.totals
+            told = vars(result)
+            found[place] = {name: told[name] for name in ("logprob", "stderr", "greedy", "tokens")}
+            found[place] |= {"cut": result.dropped, "sinks": sinks, "dose": {}}
+            if result.dose:
+                found[place]["dose"] = result.dose.totals
     return found
 
 

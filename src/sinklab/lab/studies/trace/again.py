@@ -150,7 +150,10 @@ def retraced(
     """
     every = replace(task.settings, maps=(), every=1)
     recorder = Recorder(replace(task, settings=every), selection)
-    moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
+    moments = []
+    for step, rows in tokens.groupby("step"):
+        ids_S, state_S = rows["token_id"].to_numpy(), pd.Index(STATES).get_indexer(rows["state"])
+        moments.append(Moment(int(step), 0, ids_S, state_S, 0, ids_S[:0]))
     size = CANVASES
     if task.edits or task.settings.full_forward or task.settings.values()["cache"] is not None:
         size = 1
@@ -186,12 +189,6 @@ def _canvases(task: Task, rows: int) -> Any:
     canvas = task.canvas()
     open_BS, attention_BS = (one.expand(rows, -1) for one in (canvas.open_BS, canvas.attention_BS))
     return SimpleNamespace(open_BS=open_BS, attention_BS=attention_BS, mask_id=canvas.mask_id)
-
-
-def _moment(step: int, rows: pd.DataFrame) -> Moment:
-    ids_S = rows["token_id"].to_numpy()
-    state_S = pd.Index(STATES).get_indexer(rows["state"])
-    return Moment(step, 0, ids_S, state_S, 0, ids_S[:0])
 
 
 def _denoising(task: Task) -> Callable[[Tensor], object]:

@@ -62,11 +62,6 @@ class Selection:
             heads,
         )
 
-    def for_trace(self) -> dict[str, Any]:
-        """Arguments of `trace` that select; none if everything is recorded."""
-        chosen = {"layers": (self.layers, self.of_layers), "heads": (self.heads, self.of_heads)}
-        return {name: some for name, (some, count) in chosen.items() if len(some) < count}
-
 
 def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
     wrong = [number for number in given if not -count <= number < count]
@@ -100,8 +95,14 @@ class Recorder:
         """a step has one new query"""
         self._so_far = None if task.is_diffusion else SoFar()
         self._added = task.loaded.added_sinks
-        self._traced = self._names(task.settings.statistics)
-        self._kinds = {name: statistics.parse(name) for name in self._traced}
+        names = [*task.settings.statistics]
+        if self._so_far is not None:
+            names.append("received_by_window")
+        self._kinds = {name: statistics.parse(name) for name in names}
+        if self._by_rows:
+            self._kinds = {
+                name: kind for name, kind in self._kinds.items() if not kind.needs_canvas
+            }
         kinds = self._kinds.items()
         self._axes = {
             name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds
@@ -119,14 +120,6 @@ class Recorder:
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
 
-    def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        names = [*wanted]
-        if self._so_far is not None:
-            names.append("received_by_window")
-        if self._by_rows:
-            names = [name for name in names if not statistics.parse(name).needs_canvas]
-        return tuple(dict.fromkeys(names))
-
     @contextmanager
     def watching(self, step: int, canvas: Any = None) -> Iterator[Any]:
         """The trace under which the model runs at this step, on this canvas unless it is
@@ -138,13 +131,18 @@ class Recorder:
             yield None
             return
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
-        chosen = {"steps": (0,), **self._selection.for_trace()}
+        chosen: dict[str, Any] = {"steps": (0,)}
+        kept = self._selection
+        if len(kept.layers) < kept.of_layers:
+            chosen["layers"] = kept.layers
+        if len(kept.heads) < kept.of_heads:
+            chosen["heads"] = kept.heads
         maps = self._maps(step)
         if maps:
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
             chosen["canvas"] = canvas or self._continued(step)
-        names = self._traced
+        names = tuple(self._kinds)
         if self._so_far is not None and not settings.records(step):
             # what later steps add up
             names = ("received", "received_by_window")
