@@ -51,7 +51,7 @@ def test_pairs_are_read_from_every_kind_of_file(tmp_path, name):
         gzip.compress(text.encode()) if name.endswith("gz") else text.encode()
     )
     pairs = read_pairs(tmp_path / name)
-    assert pairs.pairs == PAIRS
+    assert tuple(pairs) == PAIRS
     assert pairs.skipped == 0
 
 
@@ -75,7 +75,7 @@ def test_invented_sums_are_pairs_without_a_file():
     pairs = read_pairs("arithmetic")
     assert len(pairs) == 8000
     assert pairs.skipped == 0
-    question, thought, answer = pairs.pairs[0].texts()
+    question, thought, answer = pairs[0].texts()
     assert question.startswith("Question: ")
     assert thought.startswith("Answer: <<")
     assert thought.endswith(f"={answer.removeprefix('#### ')}>> ")

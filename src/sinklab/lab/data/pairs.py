@@ -86,19 +86,11 @@ class Pair:
         return f"Question: {self.question}", f"Answer: {self.thought} ", f"#### {self.answer}"
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(list[Pair]):
     """The pairs of a file."""
 
-    pairs: tuple[Pair, ...]
-    skipped: int = 0
+    skipped = 0
     """Lines that are no ``question||steps #### answer``; the published code leaves them out too."""
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(self.pairs)
 
 
 def read_pairs(source: str | Path) -> Pairs:
@@ -114,7 +106,7 @@ def read_pairs(source: str | Path) -> Pairs:
         ValueError: if there is no such file, it cannot be read, or no line is a pair.
     """
     if str(source) == ARITHMETIC:
-        return Pairs(tuple(_sums()))
+        return Pairs(_sums())
     path = Path(source)
     if not path.is_file() or not path.name.endswith(_SUFFIXES):
         fact = "does not exist"
@@ -130,8 +122,7 @@ def read_pairs(source: str | Path) -> Pairs:
 
 
 def _pairs_of(path: Path) -> Pairs:
-    pairs = []
-    skipped = 0
+    pairs = Pairs()
     for line, where in placed_lines(path):
         fields = line.split("||")
         if ".jsonl" in path.name:
@@ -141,13 +132,13 @@ def _pairs_of(path: Path) -> Pairs:
         if len(fields) == 2 and len(parts) == 3 and parts[0] and parts[2]:
             pairs.append(Pair(*parts))
         else:
-            skipped += 1
+            pairs.skipped += 1
     if not pairs:
         raise ValueError(
             f"{path} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its "
-            f"{skipped} lines is one"
+            f"{pairs.skipped} lines is one"
         )
-    return Pairs(tuple(pairs), skipped)
+    return pairs
 
 
 def pair_rows(
