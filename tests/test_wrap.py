@@ -232,6 +232,7 @@ def test_a_causal_model_of_transformers_writes_through_its_own_cache():
     assert lm.watch(["7 8 9"], 4).texts == [lm.generate("7 8 9", 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_module_without_a_config_is_looked_at(causal, tmp_path):

@@ -84,6 +84,7 @@ def canvas_of(length):
     return SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, heads", [("padding", (3, 0)), ("by_query", None)])
 def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
     model, x_BQE = Model(), torch.empty(B, S, H * D, device="meta")

@@ -180,6 +180,7 @@ def bd3lm(family, case, **settings):
     return decoded, len(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DLLM)
 def test_every_canvas_of_bd3lm(family):
     for case in cases_of(family):
@@ -236,6 +237,7 @@ def sdar(case):
     return steps, len(calls), len(prompt)
 
 
+@pytest.mark.slow
 def test_every_canvas_of_sdar():
     for case in cases_of("sdar"):
         name, canvas_TBS = case["name"], stored("sdar", case)["canvas"]
@@ -391,6 +393,7 @@ def llada2(family, case):
     return steps, len(prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", LLADA2)
 def test_every_canvas_of_llada2(family):
     for case in cases_of(family):

@@ -45,6 +45,7 @@ def run(model, case):
     return list(denoise(model.denoiser(), canvas, **how)), stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ["lean", "watched"])
 @pytest.mark.parametrize("function", CACHES)
 def test_every_canvas_of_fast_dllm(model, function, road):

@@ -86,6 +86,7 @@ def settings(case):
     return Renoising(**given, seed=case["torch_seed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_writing_step_by_step(name):
     model, want = golden_model(FAMILY).model, expected("gen", name)

@@ -20,6 +20,7 @@ from tiny_diffusion import tiny_model
 from tiny_training import tiny_settings, uneven_documents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, ring", [("token", "core"), ("zero", "core"), ("kv", "lab"), ("logit", "lab")]
 )
@@ -35,6 +36,7 @@ def keys(scratch):
     return "keys"
 
 
+@pytest.mark.slow
 def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
     check_sink(keys)
     assert variant({"sink_kind": keys, "sink_count": 2}) == "2 keys sinks"
@@ -70,6 +72,7 @@ class Scaled(Sink):
         return model.sink_embeddings * model.sink_scale
 
 
+@pytest.mark.slow
 def test_a_sink_kind_may_have_options(keys, tmp_path):
     sinks.register("scaled")(Scaled)
     check_sink("scaled:start=2.0")

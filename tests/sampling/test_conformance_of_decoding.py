@@ -20,6 +20,7 @@ def test_values_are_read_from_their_text(known):
         check_text(known, text)
 
 
+@pytest.mark.slow
 def test_the_cache_of_the_example_conforms(scratch):
     scratch(caches, example="add_a_cache")
     made = DecodingSettings(cache="near:width=2", block_length=4).values()["cache"]

@@ -60,6 +60,7 @@ def trained(adapted, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_base_and_a_small_file_are_the_saved_model(name, adapted, trained):
     run = Path(trained(name).out)

@@ -85,6 +85,7 @@ def test_holders_mobility_and_values_of_a_constructed_text():
         assert_allclose(layers[name], numbers, rtol=1e-6, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     model = tiny_model(1).train()
     plain = measured(copy.deepcopy(model), IDS)

@@ -192,6 +192,7 @@ def test_a_stream_that_changed_is_refused(settings):
     refused("keeps its data, but the corpus", train, here)
 
 
+@pytest.mark.slow
 def test_a_run_is_reproduced_from_its_folder_alone(settings):
     here = replace(settings, steps=3)
     train(here)

@@ -118,6 +118,7 @@ def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings):
     assert sinklab.load("more/model").model.config.gate_bias == 4
 
 
+@pytest.mark.slow
 def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(settings):
     source = save_tiny("source")
     here = replace(

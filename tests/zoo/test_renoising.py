@@ -172,6 +172,7 @@ def test_the_settings_are_those_of_the_generation_config(tmp_path):
     refused("max_denoising_steps must be", Renoising, max_denoising_steps=0)
 
 
+@pytest.mark.slow
 def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
     model, lm = tiny_gemma(), sinklab.load(save_gemma(tmp_path))
     tensors = lm.model.state_dict()
@@ -256,6 +257,7 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
     refused(r"lacks DiffusionGemmaThat.*pip", sinklab.load, folder)
 
 
+@pytest.mark.slow
 def test_a_trace_refuses_it_and_generate_writes(tmp_path, capsys):
     folder, model = tmp_path / "gemma", tiny_gemma()
     model.generation_config.max_denoising_steps = 6

@@ -1,6 +1,6 @@
 """Whether what a plug-in registers keeps the promises that every part of the package relies on:
 `sinklab check FILE.py`. The suites are short and need nothing but the package; what the package
-registers itself is held to the longer ones of tests/conformance/.
+registers itself is held to more by its tests.
 """
 
 # B rows, S positions
