@@ -55,6 +55,7 @@ def test_positions_that_are_read_are_those_that_were_asked_for():
         pd.testing.assert_frame_equal(some, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdict():
     lm = an_lm("autoregressive")
     arms = {name: ARMS[name] for name in ("sinks", "random")}

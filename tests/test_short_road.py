@@ -166,6 +166,7 @@ def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_text_stands_for_a_rule(run, tmp_path):
     page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=False)
     assert "excess (epsilon = 5, scale = sum)" in page.read_text("utf-8")
@@ -233,6 +234,7 @@ def test_a_notebook_shows_a_run_in_a_frame_of_another_origin(run):
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_what_is_shown_of_objects_is_short(run):
     lm, canvas = short(1), padded()
     assert "diffusion, 2 layers × 4 heads" in repr(lm) and "sink_kind=token" in lm._repr_html_()
@@ -273,6 +275,7 @@ def test_padding_is_never_forgotten_in_silence(of):
     refused("model that fills masks, got LM", denoise, LM(**vars(tiny_llama())), padded())
 
 
+@pytest.mark.slow
 def test_a_small_model_runs_on_one_thread_unless_the_environment_says_how_many(monkeypatch):
     lm = LM(**vars(tiny_loaded()))
     seen = []

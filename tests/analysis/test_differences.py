@@ -134,6 +134,7 @@ def false_alarms(draw, **how):
     return words / 40
 
 
+@pytest.mark.slow
 def test_a_word_is_seldom_said_where_nothing_differs():
     """Without the correction a word is said in four of ten such worlds, and as often of seeds that
     are not crossed.

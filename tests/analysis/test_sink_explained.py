@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused
@@ -72,6 +73,7 @@ def test_what_class_and_position_share_is_told_by_either():
     assert found.word is None
 
 
+@pytest.mark.slow
 def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
     rng = np.random.default_rng(2)
     shares = []

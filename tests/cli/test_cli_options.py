@@ -105,6 +105,7 @@ def test_names_of_rare_options_and_permissions_are_those_of_options():
     assert {*PERMISSIONS.split()} <= names
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_error():
     with subprocess.Popen(
         [sys.executable, "-m", "sinklab", "list"], stdout=-1, stderr=-1, text=True
@@ -113,6 +114,7 @@ def test_a_reader_that_has_gone_is_no_error():
         assert (told.stderr.read(), told.wait()) == ("", 141)
 
 
+@pytest.mark.slow
 def test_a_file_gives_defaults_that_options_override(model, capsys):
     Path("mine.toml").write_text(
         f'model = "{model}"\nprompts = ["The sea", "A"]\nnew-tokens = 4\nblock_length = 2\nedits '

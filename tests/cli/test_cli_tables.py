@@ -26,6 +26,7 @@ def curve(*models, figures=(), **changes):
     print("\n".join(conduct(Curve(), models, Path("out"), settings)))
 
 
+@pytest.mark.slow
 def test_a_curve_is_scored_once(model, capsys, monkeypatch):
     curve(model, model)
     printed = capsys.readouterr()

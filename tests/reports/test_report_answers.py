@@ -60,12 +60,11 @@ def test_page_terminal_notebook_and_summary_say_the_same_words(runs, tmp_path, c
         capsys.readouterr().out.splitlines(),
         html.unescape(cards(tmp_path / "page" / "report.html")),
     )
-    for study, one in zip(runs, found, strict=True):
-        short = open_short(study.run.path)
-        assert str(short.summary()).splitlines()[:2] == one.sentences[:2]
+    for one in found:
         for sentence in one.sentences:
             assert sentence in printed and f"<b>{one.model}</b> {sentence}</p>" in story
-    # of the last one
+    short = open_short(runs[-1].run.path)
+    assert str(short.summary()).splitlines()[:2] == one.sentences[:2]
     notebook = html.unescape(short._repr_html_())
     assert all(sentence in notebook for sentence in one.sentences[:2])
     assert contrast in printed and contrast in story
@@ -245,7 +244,9 @@ def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys)
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_tour", "no_pictures")
 def test_the_real_tour_measures_what_masking_costs(monkeypatch, tmp_path, capsys):
-    """Of two models that are not real."""
+    """Of two models that are not real, without the figures that the other tour draws."""
+    write = "sinklab.lab.studies.curve.figures.write_costs"
+    monkeypatch.setattr(write, lambda curves, folder: [folder / "costs.png"])
     monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
     assert cli(f"tour --real --quick --out {tmp_path / 'tour'}") == 0
     printed = capsys.readouterr()

@@ -93,6 +93,7 @@ def test_the_page_has_its_parts_and_the_facts_of_the_runs(drawn_report):
     assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
 
 
+@pytest.mark.slow
 def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
     html, page = drawn_report.read_text("utf-8"), read(drawn_report)
     (data, content), (plain, script) = page.scripts
@@ -130,6 +131,7 @@ def test_one_file_that_loads_nothing_and_runs_one_script(drawn_report):
         assert word not in script, word
 
 
+@pytest.mark.slow
 def test_tables_lie_beside_if_they_are_asked_for(drawn_report, make_study, shown, tmp_path):
     folder = drawn_report.parent
     assert {path.name for path in folder.iterdir()} == {"report.html", "tables"}
@@ -162,6 +164,7 @@ def test_everything_from_a_run_is_escaped(make_study, shown):
     assert " <b>man</b>" in {token[1] for token in content["vocabulary"]}
 
 
+@pytest.mark.slow
 def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path, shown):
     run = make_study()
     pages = [shown(run, megabytes=size) for size in (3, 0.002)]
@@ -170,6 +173,7 @@ def test_the_size_of_the_page_can_be_chosen(make_study, tmp_path, shown):
     refused("megabytes says how large", report, run, tmp_path / "out", megabytes=0)
 
 
+@pytest.mark.slow
 def test_what_a_run_did_not_write_is_left_out(make_study, shown):
     page = shown(make_study(leave_out=("attention",)))
     assert "canvas" not in page.tags and "stormy night" in page.content

@@ -214,6 +214,7 @@ def planted_norms(rng, change=1.0):
 
 
 @pytest.mark.parametrize(("change", "longer"), [(1.0, None), (1.3, True)])
+@pytest.mark.slow
 def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, longer):
     """A mixture of states is no effect: all positions together say 1.8 times where nothing was
     planted.
@@ -360,6 +361,7 @@ def test_labels_tell_runs_apart(make_study):
     ("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)]
 )
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_a_rule_that_was_given_decides_what_is_a_sink(
     make_study, tmp_path, rule, events, threshold
 ):

@@ -158,6 +158,7 @@ def test_a_takeover_must_last(pair, tmp_path):
     assert first_for_good(pd.Series([1, 2, 3]), pd.Series([True, False, True])) == 3
 
 
+@pytest.mark.slow
 def test_a_variant_is_judged_over_seeds(tmp_path):
     plain = [made(tmp_path / f"p{seed}", seed=seed, loss=4 + 0.1 * seed) for seed in range(6)]
     for name, gaps, word in (
