@@ -42,7 +42,7 @@ if not torch.accelerator.is_available():
 # 12 ms a file, for a disk that loses power: tests kill processes alone.
 os.fsync = lambda _: None
 
-LONGEST = ("test_workers", "test_report_answers", "test_docs", "test_sink_contents", "test_site")
+LONGEST = ("test_workers", "test_docs", "test_sink_contents", "test_site")
 """modules with tests of 10 s and more"""
 
 
