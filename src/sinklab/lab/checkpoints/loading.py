@@ -326,14 +326,10 @@ def _assembled(
         facts["notes"] = (*facts["notes"], convert.UNNAMED)
     facts |= plan.family.finished(model, tokenizer, row, facts)
     stored = (raw.get("quantization_config") or {}).get("quant_method", "")
-    return Loaded(name=name, revision=_commit(folder, revision), stored=stored, **facts)
-
-
-def _commit(folder: Path, revision: str | None) -> str | None:
-    """The commit that a folder of the Hub's cache is named after; for another folder, the revision
-    the caller gave.
-    """
-    return folder.name if folder.parent.name == "snapshots" else revision
+    if folder.parent.name == "snapshots":
+        # a folder of the Hub's cache is named after its commit
+        revision = folder.name
+    return Loaded(name=name, revision=revision, stored=stored, **facts)
 
 
 def from_causal(

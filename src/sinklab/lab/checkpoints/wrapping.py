@@ -224,23 +224,18 @@ def _about(
 ) -> WrappedConfig:
     """The config of a wrapped module that puts nothing around its texts."""
     limit, first = position_limits(model, config)
+    kinds, everything = stated(config, "layer_types") or (), None
+    if "sliding_attention" in kinds:
+        everything = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
     return WrappedConfig(
         **sizes,
         max_position_embeddings=limit,
         first_position=first,
-        global_layers=_global_layers(config),
+        global_layers=everything,
         mask_token_id=special.mask,
         pad_token_id=special.pad,
         eos_ids=special.stop,
     )
-
-
-def _global_layers(config: Any) -> tuple[int, ...] | None:
-    """Numbers of the layers with full attention, if a config says that others have windows."""
-    kinds = stated(config, "layer_types") or ()
-    if "sliding_attention" not in kinds:
-        return None
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
 
 
 def _of_vocabulary(special: SpecialIds, rows: int) -> SpecialIds:
