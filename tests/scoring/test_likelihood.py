@@ -37,8 +37,10 @@ REQUESTS = [
 GROUPS = [3, 3, 4, 5]
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("noise, cfg_scale", [("llada", 0.0), ("smdm", 0.7)])
+@pytest.mark.parametrize(
+    "model, noise, cfg_scale",
+    [("llada", "llada", 0.0), ("dream", "smdm", 0.7), ("sink", "smdm", 0.0), ("end", "llada", 0.7)],
+)
 def test_scores_equal_plain_loops_over_the_same_masks(model, noise, cfg_scale):
     loaded = tiny_loaded(**MODELS[model])
     settings = LikelihoodSettings(noise=noise, samples=5, batch=4, cfg_scale=cfg_scale)

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,18 +24,19 @@ from tiny_llama import tiny_llama
 REQUESTS = [(ids(9, 1), ids(5, 2)), (ids(12, 3), ids(4, 3)), (ids(20, 6), ids(7, 7))]
 SETTINGS = LikelihoodSettings(samples=5, batch=4)
 EDITS = {
-    "k": MaskSinks(k=2),
-    "random": BlockKeys(Random(TopKeys(2))),
-    "epsilon": BlockKeys(SinkKeys(Excess(1.0))),
-    "positions": MaskPositions((0, 3)),
-    "window": WindowAttention(radius=3),
+    "k": (partial(tiny_loaded, 1), MaskSinks(k=2)),
+    "random": (partial(tiny_loaded, 1), BlockKeys(Random(TopKeys(2)))),
+    "random, causal": (tiny_llama, BlockKeys(Random(TopKeys(2)))),
+    "epsilon, causal": (tiny_llama, BlockKeys(SinkKeys(Excess(1.0)))),
+    "positions": (partial(tiny_loaded, 1), MaskPositions((0, 3))),
+    "window, causal": (tiny_llama, WindowAttention(radius=3)),
 }
 
 
 @pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("model", ["diffusion", "autoregressive"])
-def test_batches_order_and_company_do_not_matter_under_an_edit(name, model):
-    loaded, edit = tiny_llama() if model == "autoregressive" else tiny_loaded(1), EDITS[name]
+def test_batches_order_and_company_do_not_matter_under_an_edit(name):
+    loaded, edit = EDITS[name]
+    loaded = loaded()
     clean = logprobs(loaded, REQUESTS, SETTINGS)
     whole = score(loaded, REQUESTS, SETTINGS, edits=[edit])
     assert logprobs(loaded, REQUESTS, SETTINGS) == clean, "the model is left alone"

@@ -1,4 +1,4 @@
-"""Facts that a study records of its model, ."""
+"""Facts that a study records of its model."""
 
 from __future__ import annotations
 
