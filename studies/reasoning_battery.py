@@ -199,8 +199,7 @@ def trained(out: Path, smallest: bool) -> dict[str, Path]:
         files[split].write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     size: dict[str, Any] = {"steps": 10_000, "save_every": 1000, "heldout_rows": 480}
     if smallest:
-        size = {"steps": 2, "heldout_rows": 60, "layers": 1, "hidden_size": 16, "heads": 2}
-        size["mlp_size"] = 16
+        size = dict(steps=2, heldout_rows=60, layers=1, hidden_size=16, heads=2, mlp_size=16)
     size |= {"corpus": str(files["train"]), "heldout": str(files["test"])}
     size |= {"pairs": "completion", "length": 56, "tokenizer": "259", "batch": 64, "warmup": 0.02}
     size |= {"log_every": 100, "objective": "autoregressive"}

@@ -334,7 +334,6 @@ SMALLEST = {
     "": Settings((0.5,), ("now", "first"), 2, 0, 24, 6, 6),
     "-written": Settings((0.125,), ("now",), 2, 1, 24, 6, 6),
 }
-MODELS = ("tiny", "tiny-sink")
 POLICY = ["family", "keep", "sinks", "protect"]
 # over masked tokens: nats of the true one, nats from the uncached distribution, same best token
 METRICS = ["loss", "divergence", "same"]
@@ -342,9 +341,8 @@ METRICS = ["loss", "divergence", "same"]
 
 @torch.inference_mode()
 def forced(model: Any, ids_BS: Tensor, found: list[Policy], settings: Settings) -> pd.DataFrame:
-    """Every policy, compared with the first, on the same text, of which two true tokens are
-    revealed at a time whatever it proposes: a line per policy and row. Evaluations count from the
-    third of a block on.
+    """Every policy, and how it differs from the first, on the same text, of which two true tokens
+    are revealed at a time: a line per policy and row, over the third and later looks at a block.
     """
     before, mask_id = settings.prompt_tokens, model.config.mask_token_id
     rows, length = ids_BS.shape
@@ -439,7 +437,7 @@ def main() -> None:
     options, results = parser.parse_args(), {}
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name, size in itertools.product(MODELS, ("", "-written")):
+    for name, size in itertools.product(("tiny", "tiny-sink"), ("", "-written")):
         results[name + size] = compared(name, (SMALLEST if options.smallest else FULL)[size])
         table = pd.DataFrame(results[name + size]["policies"])
         print(name, table.to_string(), sep="\n", flush=True)

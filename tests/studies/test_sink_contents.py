@@ -29,8 +29,9 @@ def tables(study, tmp_path_factory):
     """Tables of the smallest run, of the model with an added sink and a control."""
     out, main = tmp_path_factory.mktemp("contents"), study["main"]
     with pytest.MonkeyPatch.context() as patch:
+        few = {"permuted": study["UNTRAINED"]["permuted"]}
+        patch.setitem(main.__globals__, "UNTRAINED", few)
         patch.setitem(main.__globals__, "CONTROLLED", {"tiny-sink": ("strongest",)})
-        patch.delitem(study["UNTRAINED"], "initialised")
         main(study["SMALLEST"], out)
     assert {*out.glob("*.png")}
     found = json.loads((out / "results.json").read_text("utf-8"))

@@ -15,7 +15,7 @@ import pandas as pd
 from sinklab.core.instrument.edits.dose import DOSE_COLUMNS
 from sinklab.lab.analysis.differences import effects
 from sinklab.lab.analysis.doses import MATCHED
-from sinklab.lab.reports import Printed, percent, write_printed
+from sinklab.lab.reports import Printed, percent, signed, write_printed
 from sinklab.lab.reports.runs import labels
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks import tables as paper
@@ -24,7 +24,6 @@ from sinklab.lab.studies.benchmarks.tables import (
     Benchmark,
     as_printed,
     found_in,
-    signed,
 )
 
 POINTS = 0.05
@@ -199,11 +198,12 @@ def lost_text(numbers: pd.DataFrame) -> pd.DataFrame:
 
 def points(line: Any) -> str:
     """A difference of shares in percentage points, with its interval if it has one."""
+    mean, low, high = (signed(100 * line[end], 1) for end in ("mean", "low", "high"))
     if math.isnan(line["mean"]):
-        return "–"
+        return mean
     if math.isnan(line["low"]):
-        return f"{signed(line['mean'])}, too few questions for an interval"
-    return f"{signed(line['mean'])} ({signed(line['low'])} … {signed(line['high'])})"
+        return f"{mean}, too few questions for an interval"
+    return f"{mean} ({low} … {high})"
 
 
 def equal_mass_text(cells: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:

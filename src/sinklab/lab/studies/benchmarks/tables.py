@@ -173,11 +173,6 @@ def from_row(row: Mapping[str, Any]) -> Dose:
     return Dose({name: (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
 
-def signed(share: float) -> str:
-    """A share in percentage points, with its sign and never −0.0."""
-    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
-
-
 def as_printed(
     cells: pd.DataFrame, rows: list[str], columns: Iterable[str] | None = None
 ) -> pd.DataFrame:
