@@ -463,8 +463,8 @@ def _pairs() -> list[tuple[str, str]]:
     light, dark = THEMES["light"], THEMES["dark"]
     pairs = dict(zip(light.states.values(), dark.states.values(), strict=True))
     pairs |= dict(zip(light.lines, dark.lines, strict=True))
-    for name in ("surface", "ink", "muted", "line", "added"):
-        pairs[getattr(light, name)] = getattr(dark, name)
+    pairs |= {light.surface: dark.surface, light.ink: dark.ink, light.muted: dark.muted}
+    pairs |= {light.line: dark.line, light.added: dark.added}
     return [(one.lower(), other) for one, other in pairs.items()]
 
 
