@@ -11,10 +11,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from refusals import refused
 from sinklab.core.attention import watching
-from sinklab.core.subject import Canvas, DiffusionLM, DiffusionLMConfig, EvenQuota, denoise
+from sinklab.core.subject import DiffusionLM, DiffusionLMConfig
 from sinklab.extras.fast import decoder as fast
-from sinklab.lab.caching import DualCache, PrefixCache
-from sinklab.lab.samplers import Factor, Threshold
 from tiny_models import SIZES
 
 # B batch, S canvas, M wanted, V vocabulary
@@ -234,36 +232,6 @@ def test_only_what_is_asked_for_is_computed():
         assert layer.mlp.rows == layer.self_attn.q_proj.rows == rows
         assert layer.self_attn.k_proj.rows == [20, 6]
     assert buffers == [tensor.data_ptr() for tensor in (*store._keys, *store._values)]
-
-
-PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13], []]
-
-
-def written(model, prompts, **settings):
-    start = Canvas.from_prompts(prompts, new_tokens=9, mask_id=MASK, pad_id=0)
-    padding = None if bool(start.attention_BS.all()) else start.attention_BS
-    steps = list(denoise(model.denoiser(padding), start, block_length=4, **settings))
-    return steps[-1].ids_BS[:, -9:], len(steps)
-
-
-@pytest.mark.parametrize(
-    "cache, schedule, variant",
-    [
-        (None, Threshold(0.6), "two sinks at the end"),
-        (PrefixCache(), EvenQuota(), "shifted"),
-        (PrefixCache(), Threshold(0.6), "gate and sink, qwen3"),
-        (DualCache(), Factor(0.9), "shifted"),
-        (DualCache(refresh_every=2), Threshold(0.6), "two sinks at the end"),
-    ],
-)
-def test_unequal_prompts_are_written_as_each_alone(variant, cache, schedule):
-    model = build(**VARIANTS[variant])
-    together_BN, evaluations = written(model, PROMPTS, cache=cache, schedule=schedule)
-    alone = [written(model, [prompt], cache=cache, schedule=schedule) for prompt in PROMPTS]
-    assert torch.equal(together_BN, torch.cat([row_BN for row_BN, _ in alone]))
-    # Rows that are done wait for the others.
-    assert evaluations >= max(count for _, count in alone)
-    assert len({tuple(row) for row in together_BN.tolist()}) == 3
 
 
 @pytest.mark.parametrize("is_cast", [False, True])
