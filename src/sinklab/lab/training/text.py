@@ -116,11 +116,12 @@ def _read(corpus: str, settings: TrainSettings) -> Documents:
 
 def _trained_tokenizer(documents: Documents, entries: int, say: Say) -> PreTrainedTokenizerBase:
     say(f"training a tokenizer of {entries} entries")
+    texts: Any = documents
     if isinstance(documents, Pairs):
-        documents = (" ".join(pair.texts()) for pair in documents)
+        texts = (" ".join(pair.texts()) for pair in documents)
     elif not isinstance(documents, list):
-        documents = islice(documents, TOKENIZER_DOCUMENTS)
-    return train_tokenizer(documents, entries)
+        texts = islice(documents, TOKENIZER_DOCUMENTS)
+    return train_tokenizer(texts, entries)
 
 
 def _rows(
