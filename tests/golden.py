@@ -6,6 +6,7 @@ import json
 import torch
 
 from shared_data import shared
+from sinklab.lab.checkpoints import load
 
 ASKED = [
     "a2d_llama",
@@ -45,8 +46,6 @@ def golden_folder(family):
 @functools.cache
 def golden_model(family, **settings):
     """A golden family, loaded; tests leave it as it is."""
-    from sinklab.lab.checkpoints import load
-
     with torch.inference_mode(False):
         return load(golden_folder(family), **settings)
 
