@@ -47,43 +47,26 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording():
     assert min(counts) > 0
 
 
-@pytest.mark.parametrize("cache", [None, DualCache()])
-def test_guidance_has_two_memories(cache):
-    model = tiny_model(SINKS)
-    edit = MaskSinks(1, when="kept")
-    log, recording, _ = decode(
-        model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
-    )
-    assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
-    first, *_ = log.removals
-    assert first.forward == 2 and torch.equal(
-        first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
-    )
-    counts = [removal["keys"].unique().tolist() for removal in log.removals]
-    assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
-    # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
-    assert not torch.equal(log.removals[0]["held"], log.removals[1]["held"])
-
-
-@pytest.mark.parametrize("edit", ["sinks", "positions"])
-def test_an_autoregressive_memory_of_a_padded_batch(edit):
+@pytest.mark.parametrize(
+    "edit, expected",
+    [
+        (MaskSinks(1, scores="last_row"), [1, 1, 1]),
+        (MaskSinks(2, scores="last_row", when="kept", limit=3), [2, 3, 3]),
+    ],
+)
+def test_an_autoregressive_memory_of_a_padded_batch(edit, expected):
     model = llama(causal=True)
     ids = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
     seen = torch.ones(2, 12, dtype=torch.long)
     seen[0, :4] = 0
-    chosen = alone_chosen = MaskSinks(1, scores="last_row")
-    if edit == "positions":
-        # Alone, the row has its four columns of padding less.
-        chosen, alone_chosen = (
-            MaskPositions(places, how="zero_value") for places in ((6, 13), (2, 9))
-        )
-    with intervene(model, chosen) as log:
+    with intervene(model, edit) as log:
         both = model.generate(ids, max_new_tokens=4, do_sample=False, attention_mask=seen)
-    with intervene(model, alone_chosen) as alone_log:
+    with intervene(model, edit) as alone_log:
         alone = model.generate(
             ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:]
         )
     assert torch.equal(both[:1, 4:], alone)
+    assert [int(removal["keys"].min()) for removal in log.removals] == expected
     for one, other in zip(log.removals, alone_log.removals, strict=True):
         assert_close(one["removed"][:1], other["removed"], rtol=0, atol=1e-5)
         assert_close(one["left"][:1], other["left"])

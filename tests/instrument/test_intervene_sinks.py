@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
@@ -15,7 +14,7 @@ from probed import EXACT, IDS, PADDED, TEXTS, padding
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskSinks, Random
 from tiny_models import HandWritten, by_itself, llama
@@ -92,39 +91,6 @@ def test_a_closed_loop_is_that_of_dense_attention(name, padded):
     for one, other in zip(ours, theirs, strict=True):
         assert_close(one[real_BS], other[real_BS], **EXACT)
     assert [removal.forward for removal in log.removals] == [1, 2, 3]
-
-
-def test_a_control_takes_as_many_other_keys():
-    model, keys = llama(), SinkKeys(Excess(0.8))
-    sinks, others = (
-        edited(model, BlockKeys(one), TEXTS[:2], attention_mask=PADDED)[1].removals[0]
-        for one in (keys, Random(keys))
-    )
-    assert torch.equal(sinks["keys"], others["keys"])
-    for row in range(2):
-        for layer, head in np.ndindex(2, 4):
-            own, theirs = (
-                [key for key in one.columns_BLHM[row, layer, head].tolist() if key >= 0]
-                for one in (sinks, others)
-            )
-            free = [key for key in range(12) if PADDED[row, key] and key not in own]
-            assert set(theirs) <= set(free)
-
-
-@pytest.mark.parametrize("limit", [None, 3])
-def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
-    model = llama(causal=True)
-    edit = MaskSinks(2, when="kept", scores="last_row", limit=limit)
-    with intervene(model, edit) as log, trace(model) as recording:
-        model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
-    gone = [int(removal["keys"].min()) for removal in log.removals]
-    assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
-    for removal, row in zip(log.removals, recording.received[1:], strict=True):
-        assert (
-            row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
-        ).all()
-        left = torch.full_like(removal["left"], row.shape[-1]) - removal["keys"]
-        assert_close(removal["left"], left)
 
 
 @pytest.mark.parametrize(

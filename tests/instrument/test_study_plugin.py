@@ -6,7 +6,6 @@ stand in; against dense float64 attention.
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from conformance.probing import check_intervention
@@ -17,17 +16,9 @@ from tiny_diffusion import tiny_model
 PLUGIN = Path(__file__).parents[2] / "studies" / "what_sinks_do" / "plugin.py"
 
 
-@pytest.fixture
-def plugin(monkeypatch):
-    """The plug-in; what it registers is forgotten afterwards."""
-    for known in (interventions, removals):
-        monkeypatch.setattr(known, "_classes", dict(known._all()))
+def test_the_edit_holds_the_contract(scratch, tmp_path):
+    scratch(interventions, removals)
     load_plugin(PLUGIN)
-    yield sys.modules["sinklab_plugin_plugin"]
-    del sys.modules["sinklab_plugin_plugin"]
-
-
-def test_the_edit_holds_the_contract(plugin, tmp_path):
     model, file = tiny_model(), tmp_path / "neurons.safetensors"
-    plugin.save_neurons(model, file, 4, torch.arange(1, 13)[None])
+    sys.modules["sinklab_plugin_plugin"].save_neurons(model, file, 4, torch.arange(1, 13)[None])
     check_intervention(f"move_neurons:file={file}", model)

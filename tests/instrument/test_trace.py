@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -168,26 +167,17 @@ def test_wrong_use_is_refused_by_name():
         _ = recording.row_entropy
 
 
-def test_a_statistic_of_ones_own_has_options_and_a_label(scratch):
+def test_statistics_are_named_by_their_options_and_say_what_they_need(scratch):
     scratch(statistics)
 
-    @statistics.register("largest")
-    @dataclass(frozen=True)
-    class Largest(Statistic):
-        """The k largest column sums."""
-
-        k: int = 1
-        axes = ("batch", "layer", "head", "rank")
-        reads = ("received",)
-
-        def measure(self, call):
-            return call.received_BHS.topk(self.k, -1).values
+    @statistics.register("largest", axes="head rank")
+    def largest(call, k=1):
+        return call.received_BHS.topk(k, -1).values
 
     model = HandWritten()
-    with trace(model, ("largest", "received", Largest(k=3), "largest:k=3")) as recording:
+    with trace(model, ("largest", "received", "largest:k=3", "largest: k = 3")) as recording:
         model(IDS)
     assert recording.statistics == ("largest", "received", "largest:k=3")
-    assert recording.dims("largest:k=3") == ("step", "batch", "layer", "head", "rank")
     expected = recording.received[0].topk(3, -1).values
     assert torch.equal(torch.from_numpy(recording.array("largest:k=3"))[0], expected)
     assert torch.equal(recording.largest[0], expected[..., :1])

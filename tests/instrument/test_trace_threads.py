@@ -26,15 +26,6 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
 NEW = 6
 
 
-class Wrapper(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args, **settings):
-        return self.inner(*args, **settings)
-
-
 @pytest.fixture
 def other_thread():
     with ThreadPoolExecutor(1, thread_name_prefix="second") as pool:
@@ -137,7 +128,7 @@ def test_another_thread_that_traces_a_traced_model_is_refused(other_thread):
     def elsewhere():
         with refusing("'MainThread' has .*'second_0'"), trace(model):
             pass
-        wrapper = Wrapper(model)
+        wrapper = nn.Sequential(model)
         with refusing("'MainThread' has .*'second_0'"), trace(wrapper):
             wrapper(IDS)
         with trace(other):

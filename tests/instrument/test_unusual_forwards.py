@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 from refusals import refusing
-from sinklab.core import compat
 from sinklab.core.instrument import trace
 from tiny_models import HandWritten, checkpointed, llama
 
@@ -52,47 +50,3 @@ def test_a_forward_inside_a_forward_is_refused_by_name():
     with trace(model) as recording:
         model(IDS)
     assert len(recording.received) == 1
-
-
-class Interrupted(HandWritten):
-    stops = True
-
-    def forward(self, ids_BS):
-        if self.stops:
-            raise KeyboardInterrupt
-        return super().forward(ids_BS)
-
-
-def test_a_forward_after_one_that_was_interrupted_is_not_inside_it():
-    model = Interrupted()
-    with trace(model) as recording:
-        with pytest.raises(KeyboardInterrupt):
-            model(IDS)
-        model.stops = False
-        model(IDS)
-    assert len(recording.received) == 1
-
-
-SMALL = {
-    "vocab_size": 40,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "hidden_size": 16,
-}
-OWN = {
-    "BloomForCausalLM": {},
-    "MptForCausalLM": {"d_model": 16, "n_layers": 2, "n_heads": 2},
-    "XLNetModel": {"d_model": 16, "d_inner": 24},
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_no_remedy_is_given_that_changes_nothing(name):
-    kind = getattr(transformers, name)
-    model = kind(kind.config_class(**SMALL | OWN[name])).eval()
-    assert compat.lacks_sdpa(model) == name
-    with torch.no_grad(), pytest.raises(ValueError) as refused, trace(model):
-        model(IDS)
-    assert f"{name} has an attention of its own" in str(refused.value)
-    assert "set_attn_implementation" not in str(refused.value)

@@ -112,7 +112,7 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     with trace(model, ("row_entropy",)) as alone:
         whole(model, text_BS)
     cache = DynamicCache()
-    with torch.no_grad(), trace(model, ("received", "row_entropy")) as recording:
+    with torch.no_grad(), trace(model, ("row_entropy",)) as recording:
         position_ids = (PADDED.cumsum(1) - 1).clamp(min=0)
         model(IDS, attention_mask=PADDED, position_ids=position_ids, past_key_values=cache)
         real_BS = torch.cat([PADDED, torch.ones(2, 4, dtype=torch.long)], 1)
@@ -126,5 +126,3 @@ def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     assert recording.columns[1].tolist() == [7, 8, 9, 10]
     expected = torch.from_numpy(alone.array("row_entropy"))[0, ..., PROMPT:]
     assert_close(recording.row_entropy[1], expected, rtol=1e-4, atol=1e-5)
-    every = torch.ones(2, 1, 1, 1) * 4
-    assert_close(recording.received[1].nansum(-1, keepdim=True), every.expand(2, 2, 4, 1))

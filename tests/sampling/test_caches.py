@@ -8,7 +8,6 @@ from sinklab.core.subject import (
     Canvas,
     Denoiser,
     Session,
-    cache_of,
     denoise,
 )
 from sinklab.lab.caching import DualCache, PrefixCache
@@ -61,12 +60,6 @@ def test_a_cache_recomputes_the_block_or_what_follows_too(cache, stop):
         ([7], (6, 8)),
     ]
     assert asked(None) == ["afresh"] * 5
-
-
-def test_caches_by_name():
-    made = [cache_of(name) for name in ("none", "prefix", "dual")]
-    assert made == [None, PrefixCache(), DualCache()]
-    refused("cache must be one of .*'zzzzzz'", cache_of, "zzzzzz")
 
 
 @pytest.mark.parametrize(

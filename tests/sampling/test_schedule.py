@@ -1,6 +1,4 @@
-import pytest
 import torch
-from toy_denoiser import zeros
 
 from refusals import refused
 from sinklab.core.subject import (
@@ -37,16 +35,6 @@ def test_counts_that_cannot_be_are_refused():
     refused("steps must be at least 1", commit_counts, 4, 0)
     refused("got 2 steps for 3 blocks", split_steps, [8, 8, 8], 2)
     refused("got 25 steps for 24 positions", split_steps, [8, 8, 8], 25)
-
-
-@pytest.mark.ring("extras")
-def test_the_steps_of_dllm_are_divided_over_the_blocks_and_rounded_up():
-    canvas = Canvas.from_prompts([[1]], new_tokens=13, mask_id=5)
-    # in two steps 8 / 2; 5 / 2 = 2.5 and half to even
-    for steps, expected in ((3, [4, 4, 2, 3]), (1, [8, 5]), (None, [1] * 13)):
-        done = list(denoise(zeros, canvas, schedule="alpha", steps=steps, block_length=8))
-        assert [int(step.committed_BS.sum()) for step in done] == expected
-        assert [step.block for step in done] == sorted(step.block for step in done)
 
 
 def committed(logits_MV, **settings):

@@ -28,17 +28,6 @@ def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():
         )
 
 
-def test_an_even_share_is_one_at_every_step():
-    # Steps with 8 of 8, 4 of 8 and 2 of 8 queries, even attention: raw sums 1, 1/2, 1/4.
-    ran_T = np.array([8.0, 4.0, 2.0])
-    received_TLHK = np.broadcast_to((ran_T / 8)[:, None, None, None], (3, 2, 2, 8))
-    visible_TK = np.broadcast_to(ran_T[:, None], (3, 8))
-    scaled, seen = even_share(received_TLHK, visible_TK[:, None, None], np.full((3, 1, 1), 8))
-    assert_allclose(scaled, 1)
-    assert_allclose(seen, 8)
-    assert seen.shape == (3, 1, 1, 8)
-
-
 def test_keys_seen_by_fewer_queries_keep_their_proportion():
     # A causal step of four queries of eight positions: the most that see one key is what ran.
     _, seen = even_share(np.ones(4), np.array([4.0, 3.0, 2.0, 1.0]), np.array(8))
