@@ -69,6 +69,11 @@ def received(maps, real_BS=None):
     return maps.sum(-2)
 
 
+def over_queries(rows_BHQ, real_BS):
+    """The mean (B, H) over the queries that are not padding, in float32."""
+    return ((rows_BHQ * real_BS[:, None]).sum(-1) / real_BS.sum(-1, keepdim=True)).float()
+
+
 def top(score_BHS, k):
     """The k largest of every head as flags (B, H, 1, S), to hide them."""
     gone = torch.zeros_like(score_BHS, dtype=torch.bool).scatter(

@@ -21,7 +21,7 @@ from sinklab.core.instrument import (
 )
 from sinklab.core.instrument.routes import ModelTap
 from sinklab.core.registry import statistics
-from tiny_models import SIZES, llama
+from tiny_models import llama
 
 IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 LEFT = torch.ones(2, 10, dtype=torch.long)
@@ -138,24 +138,12 @@ def test_eager_attention_that_ignores_its_mask_is_refused_where_a_key_is_blocked
         encoder(frames)
 
 
-@pytest.mark.parametrize(
-    "kind, settings, option",
-    [
-        ("Gemma2", {}, "softcap"),
-        ("GptOss", {"num_local_experts": 2}, "s_aux"),
-        ("Llama", {}, "sinks"),
-    ],
-)
 @pytest.mark.ring("lab")
-def test_what_no_mask_says_is_refused_by_name(kind, settings, option):
-    sizes = SIZES | {"vocab_size": 50, "head_dim": 8, "pad_token_id": 0}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    if option == "sinks":
-        # as MiMoV2Flash, whose function reads them from its module
-        model.model.layers[0].self_attn.sinks = nn.Parameter(torch.zeros(4))
-    model.set_attn_implementation("eager")
-    with refusing(rf"{kind}Attention .*'{option}'"), trace(model):
+def test_sinks_that_a_function_reads_from_its_module_are_refused_by_name():
+    model = llama(attention="eager")
+    # as MiMoV2Flash
+    model.model.layers[0].self_attn.sinks = nn.Parameter(torch.zeros(4))
+    with refusing("LlamaAttention .*'sinks'"), trace(model):
         model(IDS)
 
 

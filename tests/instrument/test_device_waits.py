@@ -31,17 +31,17 @@ class Layer(nn.Module):
         return out_BHQD.transpose(1, 2).flatten(2)
 
 
-class Model(nn.Module):
+class Model(nn.ModuleList):
     """Layers one after another."""
 
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-
     def forward(self, x_BQE, mask=None, keys=S):
-        for layer in self.layers:
+        for layer in self:
             x_BQE = layer(x_BQE, mask, keys)
         return x_BQE
+
+
+def layers():
+    return Model(Layer() for _ in range(LAYERS))
 
 
 class FromHost(TorchDispatchMode):
@@ -87,12 +87,12 @@ def canvas_of(length):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, heads", [("padding", (3, 0)), ("by_query", None)])
 def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
-    model, x_BQE = Model(), torch.empty(B, S, H * D, device="meta")
+    model, x_BQE = layers(), torch.empty(B, S, H * D, device="meta")
     shape = {"padding": (B, 1, 1, S), "by_query": (B, 1, S, S)}[kind]
     mask = torch.empty(shape, dtype=torch.bool, device="meta")
     ids_BS, counts = torch.empty(B, S, dtype=torch.int64, device="meta"), []
     during = []
-    model.layers[-1].register_forward_hook(lambda *_: during.append(len(departures)))
+    model[-1].register_forward_hook(lambda *_: during.append(len(departures)))
     with trace(model, tuple(statistics), canvas=canvas_of(S), heads=heads) as seen:
         for _ in range(3):
             before = len(departures)
@@ -110,7 +110,7 @@ def test_nothing_is_read_before_a_forward_ends(departures, kind, heads):
 
 @pytest.mark.ring("lab")
 def test_columns_of_a_cached_step_stay_on_the_device(departures):
-    model, x_BQE = Model(), torch.empty(B, 4, H * D, device="meta")
+    model, x_BQE = layers(), torch.empty(B, 4, H * D, device="meta")
     ids_BS, columns = (
         torch.empty(B, S, dtype=torch.int64, device="meta"),
         torch.empty(4, dtype=torch.int64),

@@ -3,7 +3,6 @@
 # B batch, L layers, H heads, S keys
 import math
 
-import numpy as np
 import pytest
 import torch
 from probed import IDS, TEXTS, padding
@@ -23,9 +22,8 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
     for arm in ("keys", "control"):
         keys = TopKeys(1) if rule is None else SinkKeys(rule, 1)
         edit = BlockKeys(EqualMass(keys, None if rule else Excess(0.9), arm), when="now")
-        with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
-            for ids in TEXTS:
-                model(ids, **given)
+        with torch.no_grad(), intervene(model, edit) as log:
+            model(TEXTS[0], **given)
         logs.append(log)
     # in the first layer nothing depends on the edits before it
     arms = [(log.removals[0]["held"][:, 0], log.removals[0]["matched"][:, 0]) for log in logs]
@@ -40,11 +38,6 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
     assert (logs[1].removals[0]["sinks"].nan_to_num() == 0).all(), (
         "no sink is among what controls hide"
     )
-    assert logs[0].dose().matched == pytest.approx(
-        np.nanmean(np.concatenate([one["matched"].flatten().numpy() for one in logs[0].removals])),
-        abs=1e-6,
-    )
-    assert recording.received[0].shape[1] == len(logs[0].removals[0].layers)
 
 
 def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
@@ -66,8 +59,6 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen():
         held.mean().item(), abs=1e-6
     ) and dose.removed == pytest.approx(dose.held, abs=1e-6)
     assert math.isnan(dose.overlap) and math.isnan(dose.matched)
-    assert (log.removals[0]["chosen"] == 3).all()
-    assert str(dose).startswith("3.00 keys a head (") and str(dose).endswith("\u00a0% removed")
 
 
 def test_a_protocol_says_when_keys_are_chosen_and_whether_they_stay_blocked():

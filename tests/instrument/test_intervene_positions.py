@@ -5,7 +5,7 @@ attention edited by hand.
 # B batch, L layers, H heads, Q queries, S keys
 import pytest
 import torch
-from dense_twin import dense
+from dense_twin import dense, over_queries
 from probed import EXACT, IDS, canvas_of, decoded, padding
 from torch.testing import assert_close
 
@@ -53,11 +53,8 @@ def test_fixed_positions_against_the_slow_twin(removal, causal, padded):
     assert_close(ours[real], theirs[real], **EXACT)
     removal_ = log.removals[0]
     before = twin.maps if zeroed else [layer[0] for layer in twin.before]
-    held = torch.stack(
-        [(a[..., [2, 7]].sum(-1) * real[:, None]).sum(-1) / real.sum(-1)[:, None] for a in before],
-        1,
-    )
-    assert_close(removal_["removed"], held.float())
+    held = [over_queries(a[..., [2, 7]].sum(-1), real) for a in before]
+    assert_close(removal_["removed"], torch.stack(held, 1))
     assert removal_["held"].isnan().all(), "nobody chose them"
     # left padding counts as columns, and as nothing that is blocked
     first = [7, -1] if padded else [2, 7]
@@ -102,13 +99,9 @@ def test_window_against_the_slow_twin(causal, padded):
     )
     assert_close(ours[real], theirs[real], **EXACT)
     removal = log.removals[0]
-    lost = (twin.before[0][0] * far).sum(-1)[:, [0, 2]]
-    expected = (lost * real[:, None]).sum(-1) / real.sum(-1)[:, None]
-    assert_close(removal["removed"][:, 0], expected.float())
-    seen = (twin.maps[0] > 0).sum(-1)[:, [0, 2]]
-    assert_close(
-        removal["left"][:, 0], ((seen * real[:, None]).sum(-1) / real.sum(-1)[:, None]).float()
-    )
+    lost, seen = (twin.before[0][0] * far).sum(-1), (twin.maps[0] > 0).sum(-1)
+    assert_close(removal["removed"][:, 0], over_queries(lost[:, [0, 2]], real))
+    assert_close(removal["left"][:, 0], over_queries(seen[:, [0, 2]], real))
     assert removal.columns_BLHM.shape == (2, 1, 2, 0) and removal["held"].isnan().all()
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dense_twin import dense, received, top
+from dense_twin import dense, over_queries, received, top
 from probed import EXACT, IDS, padding
 from torch.testing import assert_close
 
@@ -64,8 +64,8 @@ def test_keys_are_blocked_for_some_queries(queries, causal, padded):
     count_B1 = real.sum(-1)[:, None]
     for layer in range(2):
         before = twin.before[layer][0] * real[:, None, :, None]
-        lost_BH = before.masked_fill(~hidden[layer], 0.0).sum((-1, -2)) / count_B1
-        assert_close(removal["removed"][:, layer], lost_BH.float(), rtol=1e-5, atol=1e-6)
+        lost_BH = over_queries(before.masked_fill(~hidden[layer], 0.0).sum(-1), real)
+        assert_close(removal["removed"][:, layer], lost_BH, rtol=1e-5, atol=1e-6)
         strongest = (received(twin.maps[layer], real) / count_B1.unsqueeze(-1)).max(-1)
         assert_close(removal["strongest"][:, layer], strongest.values.float(), rtol=1e-5, atol=1e-6)
         assert torch.equal(removal["strongest_at"][:, layer].long(), strongest.indices)

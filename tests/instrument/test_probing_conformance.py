@@ -14,7 +14,7 @@ from sinklab.core.attention.received import attention_statistics
 from sinklab.core.instrument import BlockKeys, Edit, Selector, Statistic, call, trace
 from sinklab.core.registry import interventions, removals, selectors, statistics
 from sinklab.core.subject import Canvas
-from sinklab.lab.checks import check_statistic, check_text
+from sinklab.lab.checks import check_text
 from tiny_diffusion import tiny_model
 
 INTERVENTIONS = [
@@ -64,12 +64,6 @@ def test_the_intervention_of_the_example_conforms(scratch):
     check_intervention("temper:temperature=3")
 
 
-def test_the_selector_of_the_example_conforms(scratch):
-    scratch(selectors, example="add_a_selector")
-    keys = "(shared_sinks:share=0.25,rule=excess:epsilon=0.5)"
-    check_intervention(f"block_keys:keys={keys},when=kept,limit=9", tiny_model())
-
-
 STATISTICS = [*sorted(built_in(statistics)), "drift:of=value", "given_by_state:rule=gu"]
 
 
@@ -113,11 +107,6 @@ def test_a_built_in_statistic_conforms(text, together):
         alike["heads"] = whole.take([1, 0], dims.index("head"))
     for how, expected in alike.items():
         np.testing.assert_allclose(arrays[how], expected, 1e-4, 1e-5, err_msg=how)
-
-
-def test_the_statistic_of_the_example_conforms(scratch):
-    scratch(statistics, example="add_a_statistic")
-    check_statistic(statistics.parse("largest_share"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from refusals import refusing
 from sinklab.core.instrument import position_states, trace
 from sinklab.core.sinks import STATES
-from sinklab.lab.caching import DualCache, PrefixCache
+from sinklab.lab.caching import DualCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 
@@ -24,8 +24,7 @@ def expected_columns(cache, nth, shift):
     start = CANVAS - NEW + block * BLOCK
     if cache is None or within == 0:
         return list(range(CANVAS))
-    stop = CANVAS if isinstance(cache, PrefixCache) else start + BLOCK
-    return list(range(start - shift, stop))
+    return list(range(start - shift, start + BLOCK))
 
 
 @pytest.mark.parametrize("cache, sinks, shift", [(None, 2, False), (DualCache(), 0, True)])

@@ -54,21 +54,25 @@ class Kept(Listener):
         self.calls.append(SimpleNamespace(**kept))
 
 
-def both(names, *, causal=False):
-    """A recording of a tiny model, its calls densely, and the ids (B, S)."""
-    model = llama(causal=causal)
-    ids_BS = torch.arange(1, 25).view(2, 12)
-    kept = Kept()
-    with torch.no_grad(), trace(model, names) as recording, tapped(model, kept):
-        model(ids_BS)
-    return recording, kept.calls, ids_BS
+@contextmanager
+def outputs(modules, change):
+    """What these layers give, or `change` of it and the number of the layer."""
+    hooks = [
+        module.register_forward_hook(lambda _module, _given, out, n=n: change(n, out))
+        for n, module in enumerate(modules)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_norms_and_cosines_of_every_head(causal):
     names = ("value_norm_by_head", "key_norm_by_head", "key_cosine", "head_output")
-    recording, calls, _ = both(names, causal=causal)
-    for layer, call in enumerate(calls):
+    model, kept = llama(causal=causal), Kept()
+    with torch.no_grad(), trace(model, names) as recording, tapped(model, kept):
+        model(torch.arange(1, 25).view(2, 12))
+    for layer, call in enumerate(kept.calls):
         found = {name: recording.array(name)[0, :, layer] for name in names}
         expected = call.v.norm(dim=-1), call.k.norm(dim=-1)
         for name, norm_BHS in zip(names, expected, strict=False):
@@ -97,16 +101,11 @@ def test_outliers_of_hidden_states():
     model = llama()
     ids_BS = torch.arange(1, 13)[None]
     states = []
-    hooks = [
-        layer.register_forward_hook(lambda _module, _args, out: states.append(out))
-        for layer in model.model.layers
-    ]
-    with torch.no_grad(), trace(model, ("outliers",)) as recording:
+    keep = outputs(model.model.layers, lambda _n, out: states.append(out))
+    with torch.no_grad(), keep, trace(model, ("outliers",)) as recording:
         model(ids_BS)
-    for hook in hooks:
-        hook.remove()
     for layer, state in enumerate(states):
-        state_SD = (state[0] if isinstance(state, tuple) else state).reshape(12, -1).double()
+        state_SD = state.reshape(12, -1).double()
         apart_SD = state_SD - state_SD.mean(-1, keepdim=True)
         kurtosis = (apart_SD**4).mean(-1) / (apart_SD**2).mean(-1) ** 2
         # torch's median of an even number of channels is the lower one
@@ -203,18 +202,6 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path):
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
 def test_patch_needs_a_source_for_each_position(positions, source):
     refused("one for each", Patch, file="run.safetensors", positions=positions, source=source)
-
-
-@contextmanager
-def outputs(modules, change):
-    """What these layers give, or `change` of it and the number of the layer."""
-    hooks = [
-        module.register_forward_hook(lambda _module, _given, out, n=n: change(n, out))
-        for n, module in enumerate(modules)
-    ]
-    yield
-    for hook in hooks:
-        hook.remove()
 
 
 def test_similarity_is_the_mean_over_all_pairs_of_layers_so_far():

@@ -33,11 +33,6 @@ def start(seed=0, **settings):
             r"confidence; use",
         ),
         (
-            {"rule": "low_confidence", "schedule": "entropy_bound"},
-            r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no "
-            r"entropy; use entropy",
-        ),
-        (
             {"rule": Origin(), "schedule": Timed(pooled=True)},
             r"'timed' does not go .* leave pooled out",
         ),
@@ -54,10 +49,6 @@ def start(seed=0, **settings):
         (
             {"rule": LowConfidence(alg_temp=0.5), "seed": None},
             r"the rule LowConfidence\(alg_temp=0.5.*needs a source of",
-        ),
-        (
-            {"rule": "random", "seed": None},
-            r"the rule RandomOrder\(\) needs a source of randomness",
         ),
         (
             {"top_k": 5},

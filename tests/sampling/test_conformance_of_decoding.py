@@ -9,7 +9,7 @@ from refusals import refused
 from sinklab.core.registry import caches, schedules, unmasking_rules
 from sinklab.core.subject import Canvas, DecodingSettings, denoise
 from sinklab.core.subject.schedules import Schedule
-from sinklab.lab.checks import check_decoding, check_text
+from sinklab.lab.checks import check_text
 
 pytestmark = pytest.mark.ring("lab")
 
@@ -18,15 +18,6 @@ pytestmark = pytest.mark.ring("lab")
 def test_values_are_read_from_their_text(known):
     for text in known:
         check_text(known, text)
-
-
-@pytest.mark.slow
-def test_the_cache_of_the_example_conforms(scratch):
-    scratch(caches, example="add_a_cache")
-    made = DecodingSettings(cache="near:width=2", block_length=4).values()["cache"]
-    assert made == caches.parse("near:width=2")
-    assert DecodingSettings(cache=made).cache == caches.as_text(made)
-    check_decoding("cache", made)
 
 
 def test_the_unmasking_rule_of_the_example_has_the_options_that_it_names(scratch):

@@ -4,29 +4,16 @@ import math
 import pytest
 import torch
 from torch.testing import assert_close
-from toy_denoiser import MASK, seeded, zeros
+from toy_denoiser import MASK, candidates, seeded, zeros
 
 from refusals import refused
-from sinklab.core.subject import (
-    Candidates,
-    Canvas,
-    LowConfidence,
-    TokenSampling,
-    denoise,
-)
+from sinklab.core.subject import Canvas, LowConfidence, denoise
 from sinklab.lab.samplers import (
     Entropy,
     MaskgitPlus,
     Origin,
     TopkMargin,
 )
-
-
-def candidates(logits_MV, generator=None, mask_id=99, **sampling):
-    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    ids_BS = torch.full_like(every_BS, mask_id, dtype=torch.long)
-    shape = TokenSampling(**sampling)
-    return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
 def test_confidence_is_taken_in_float32_or_better():

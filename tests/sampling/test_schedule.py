@@ -1,10 +1,9 @@
 import torch
+from toy_denoiser import candidates
 
 from refusals import refused
 from sinklab.core.subject import (
-    Candidates,
     Canvas,
-    TokenSampling,
     commit_counts,
     denoise,
     split_steps,
@@ -57,9 +56,7 @@ def test_a_confidence_that_is_just_the_threshold_is_enough():
 def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
 
     coins_MV = torch.zeros(5, 2)
-    every_BS = torch.ones(1, 5).bool()
-    given = Candidates(coins_MV, TokenSampling(), 2, every_BS, every_BS.long(), every_BS)
-    coin = -Entropy()(given)[0]
+    coin = -Entropy()(candidates(coins_MV))[0]
     for n in (1, 2):
         # What counts is the sum without the largest, and n + n is exact.
         assert committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n)) == n + 1

@@ -2,18 +2,10 @@ import pytest
 import torch
 from plain_decoders import cut
 from torch.testing import assert_close
-from toy_denoiser import seeded
+from toy_denoiser import candidates, seeded
 
 from refusals import refused
-from sinklab.core.subject import Candidates, Canvas, TokenSampling, denoise
-
-
-def candidates(logits_MV, generator=None, **sampling):
-    """Of a vocabulary without a mask."""
-    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
-    sampling, mask_id = TokenSampling(**sampling), logits_MV.shape[1]
-    ids_BS = every_BS.long()
-    return Candidates(logits_MV, sampling, mask_id, every_BS, ids_BS, every_BS, generator)
+from sinklab.core.subject import Canvas, denoise
 
 
 def sample_tokens(logits_MV, temperature=0.0, generator=None, **cuts):
@@ -108,4 +100,3 @@ def test_bad_numbers_are_refused(name, values):
             generator=seeded(),
             **{"temperature": 1.0, name: value},
         )
-    refused("temperature above 0 needs", sample_tokens, torch.zeros(1, 2), 1.0)

@@ -2,7 +2,7 @@
 
 import torch
 
-from sinklab.core.subject import Canvas, Denoiser
+from sinklab.core.subject import Candidates, Canvas, Denoiser, TokenSampling
 
 # B batch rows, S positions, M wanted positions, V vocabulary, D width
 
@@ -23,6 +23,14 @@ def seeded(seed=0):
 def zeros(ids_BS, wanted_BS):
     """A denoiser to which all tokens are equally likely."""
     return torch.zeros(int(wanted_BS.sum()), VOCABULARY)
+
+
+def candidates(logits_MV, generator=None, **sampling):
+    """Of one row of masks, by a vocabulary without one."""
+    every_BS = torch.ones(1, len(logits_MV), dtype=torch.bool)
+    mask_id, ids_BS = logits_MV.shape[1], every_BS * logits_MV.shape[1]
+    shape = TokenSampling(**sampling)
+    return Candidates(logits_MV, shape, mask_id, every_BS, ids_BS, every_BS, generator)
 
 
 def rows_of(canvas, steps):
