@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from chromium import PROGRAM, Page
-from simulated import Simulation, simulate
+from simulated import simulate, uneven
 
 from pictures import page_with
 from sinklab.lab.reports import report
@@ -48,7 +48,8 @@ def page(browser) -> Iterator[Page]:
 def one(tmp_path_factory) -> str:
     """A run of two samples with one added sink."""
     folder = tmp_path_factory.mktemp("one")
-    run = simulate(folder / "run", Simulation(samples=2, added=1, steps=16, key_norms=True))
+    sizes = {"steps": 16, "layers": 3, "heads": 4}
+    run = simulate(folder / "run", added=1, share=0.2, change=uneven, **sizes)
     return report(run, folder / "out", tables=False).as_uri()
 
 
@@ -57,10 +58,13 @@ def two(tmp_path_factory) -> str:
     """A denoiser next to an autoregressive decoder with other sizes."""
     folder = tmp_path_factory.mktemp("two")
     sizes = {
-        "denoiser": Simulation(steps=16, layers=4),
-        "decoder": Simulation(steps=31, layers=2, heads=6, family="autoregressive"),
+        "denoiser": {"steps": 16, "layers": 4, "heads": 4},
+        "decoder": {"steps": 31, "heads": 6, "family": "autoregressive"},
     }
-    runs = [simulate(folder / name, size, name=name) for name, size in sizes.items()]
+    runs = [
+        simulate(folder / name, name, change=uneven, words=["It", " was"], **size)
+        for name, size in sizes.items()
+    ]
     return page_with(of=runs, out=folder / "out").as_uri()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -212,12 +211,6 @@ class Page:
             mobile=phone,
         )
         self.settle()
-
-    def picture(self, path: Path, *, whole: bool = False) -> Path:
-        """A screenshot of the window, or of the whole page."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
-        return path
 
     def pixels(self, selector: str) -> str:
         """The picture of a canvas, as text that can be compared."""

@@ -1,37 +1,42 @@
-"""Simulated study run folders of any size: a canvas that fills up, heads with resting, drifting and
-jumping sinks.
+"""Simulated run folders of kind "study": a test chooses their numbers, so what is shown must give
+them back.
 """
 
-# T steps, L layers, H heads, K keys (added sinks first), P positions
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from noted import halved
 
-from sinklab.core.sinks import find_sinks
-from sinklab.lab.records import Arrays, Contents, Run, RunWriter, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 
+PROMPT, BLOCK = 6, 6
 WORDS = [
-    "The",
-    " river",
+    "It",
     " was",
-    " quiet",
+    " a",
+    " dark",
     ",",
-    " and",
-    " the",
-    " old",
-    " bridge",
-    ".",
     "\n",
-    " stood",
-    " in",
-    " fog",
+    " night",
+    ".",
+    " old",
+    " <b>man</b>",
+    " $x$",
+    " the",
 ]
-MASK_ID = 99
+MASKED, COMMITTED, PROMPTED = range(3)
+BY_STATE = ("step", "state", "layer", "head")
+DIMS = {
+    "received": ("step", "layer", "head", "key"),
+    "visible": ("step", "key"),
+    "positions": ("step",),
+    "step_number": ("step",),
+    "value_norm": ("step", "layer", "key"),
+    "key_norm": ("step", "layer", "key"),
+    "row_entropy": BY_STATE,
+    "row_logsumexp": BY_STATE,
+}
+
 REMOVALS = {
     "sample": [0, 0, 0],
     "forward": [4, 4, 5],
@@ -44,177 +49,187 @@ REMOVALS = {
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """Sizes of a simulated run."""
+class Size:
+    """Sizes of the arrays of one sample."""
 
-    samples: int = 1
-    steps: int = 12
-    layers: int = 3
-    heads: int = 4
-    text: int = 24
-    prompt: int = 6
-    added: int = 0
-    family: str = "diffusion"
-    key_norms: bool = False
-    seed: int = 0
+    steps: int
+    layers: int
+    heads: int
+    text: int
 
 
-def simulate(path: Path, size: Simulation, name: str = "simulated", **tables: Any) -> Run:
-    """Write a run folder of kind "study" and open it; ``tables`` are further whole tables by
-    name.
+def attention(size, added, share, text_share, norm):
+    """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position,
+    the rest evenly.
+    """
+    keys, steps = added + size.text, size.steps
+    received = np.empty((steps, size.layers, size.heads, keys))
+    weight = np.full(keys, (1 - share * bool(added) - text_share) / (size.text - 1))
+    for step in range(steps):
+        row = weight.copy()
+        row[added + PROMPT + step] = text_share
+        row[:added] = share / max(added, 1)
+        received[step] = row * size.text
+    value_norm = np.full((steps, size.layers, keys), 2.0)
+    value_norm[..., :added] = norm
+    there = np.ones((steps, 3, size.layers, size.heads))
+    # Nothing is committed before the first step.
+    there[0, COMMITTED] = np.nan
+    return {
+        "received": received,
+        "visible": np.full((steps, keys), float(size.text)),
+        "positions": np.full(steps, float(size.text)),
+        "step_number": np.arange(steps, dtype=np.int32),
+        "value_norm": value_norm,
+        "key_norm": value_norm * 4,
+        "row_entropy": there * 2.5,
+        "row_logsumexp": there * 6.0,
+    }
+
+
+def one_query_a_step(size, share):
+    """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position,
+    the rest evenly.
+    """
+    steps, keys = size.steps, PROMPT + size.steps
+    received = np.full((steps, size.layers, size.heads, keys), np.nan)
+    visible = np.zeros((steps, keys))
+    for step in range(steps):
+        here = PROMPT + step
+        received[step, ..., :here] = (1 - share) / (here - 1)
+        received[step, ..., 0] = share
+        visible[step, :here] = 1
+    value_norm = np.where(visible[:, None] > 0, 2.0, np.nan) * np.ones((1, size.layers, 1))
+    value_norm[..., 0] = 0.25
+    return {
+        "received": received,
+        "visible": visible,
+        "positions": PROMPT + np.arange(steps, dtype=float),
+        "step_number": np.arange(steps, dtype=np.int32),
+        "value_norm": value_norm,
+    }
+
+
+def tokens(size, sample, family, words):
+    rows = []
+    for step in range(size.steps):
+        for position in range(size.text if family == "diffusion" else PROMPT + step):
+            masked = family == "diffusion" and position >= PROMPT + step
+            state = "prompt" if position < PROMPT else "masked" if masked else "committed"
+            text = "<m>" if masked else words[position % len(words)]
+            rows.append(
+                (sample, step, position, position, text, state, "mask" if masked else "", False)
+            )
+    columns = ("sample", "step", "position", "token_id", "text", "state", "special", "template")
+    return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def steps_table(size, sample):
+    count = size.steps
+    return {
+        "sample": [sample] * count,
+        "step": list(range(count)),
+        "block": [step // BLOCK for step in range(count)],
+        "masked": [size.text - PROMPT - step for step in range(count)],
+        "committed": [1] * count,
+        "queries": [size.text] * count,
+    }
+
+
+def generations(sample):
+    prompt, completion = "It was", " a dark, stormy night."
+    if sample:
+        prompt, completion = "A <script>alert(1)</script>", " & more\n语"
+    row = {"sample": sample, "prompt": prompt, "completion": completion, "rule": "low_confidence"}
+    return {name: [value] for name, value in row.items()}
+
+
+def simulate(
+    path,
+    name="tiny",
+    *,
+    steps=12,
+    layers=2,
+    heads=3,
+    text=24,
+    added=0,
+    share=0.5,
+    samples=2,
+    text_share=0.3,
+    norm=0.25,
+    leave_out=(),
+    ran=1.0,
+    family="diffusion",
+    words=WORDS,
+    maps=None,
+    whole=None,
+    change=lambda sample, arrays: None,
+    **changes,
+):
+    """A run folder.
+
+    Every other sample is two steps shorter. added, share, norm: added sinks, the attention they
+    take together, the length of their values; text_share: what the moving text position takes (of
+    an autoregressive run: the first one). ran: at odd steps only this fraction of the queries ran,
+    as under a cache. leave_out: tables and arrays that are not written. words: texts of the tokens,
+    in turn. maps: "step3-…" -> (query, key), of sample 0. whole: more tables. change: may alter the
+    arrays of a sample in place. Other keywords go into the model of run.json.
     """
     model = {
         "name": name,
-        "family": size.family,
-        "layers": size.layers,
-        "heads": size.heads,
-        "sink_count": size.added,
-        "recorded_layers": list(range(size.layers)),
-        "recorded_heads": list(range(size.heads)),
+        "family": family,
+        "layers": layers,
+        "heads": heads,
+        "sink_count": added,
     }
-    rng = np.random.default_rng(size.seed)
-    with RunWriter(
-        path,
-        kind="study",
-        model=model,
-        settings={"steps": size.steps},
-        seed=size.seed,
-        samples=size.samples,
-    ) as run:
-        for sample in range(size.samples):
-            committed_TP = canvas(size, rng)
-            arrays, dims = attention(size, committed_TP, rng)
-            ids_TP = np.where(committed_TP == 0, MASK_ID, np.arange(size.text) % len(WORDS))
-            steps = np.arange(size.steps)
-            block = (steps * 4) // size.steps if size.family == "diffusion" else 0 * steps
-            words = [WORDS[index % len(WORDS)] for index in range(size.text)]
-            row = {
-                "prompt": ["".join(words[: size.prompt])],
-                "completion": ["".join(words[size.prompt :])],
+    model |= {"recorded_layers": list(range(layers)), "recorded_heads": list(range(heads))}
+    settings = {"steps": steps, "prompts": ["It was <i>a</i> dark"], "rule": "low_confidence"}
+    how = {"kind": "study", "settings": settings, "seed": 3, "samples": samples}
+    with RunWriter(path, model=model | changes, **how) as run:
+        for sample in range(samples):
+            size = Size(steps - 2 * (sample % 2), layers, heads, text)
+            if family == "diffusion":
+                arrays = attention(size, added, share, text_share, norm)
+            else:
+                arrays = one_query_a_step(size, text_share)
+            for array in (arrays["received"], arrays["visible"]):
+                array[1::2] *= ran
+            change(sample, arrays)
+            kept = {key: array for key, array in arrays.items() if key not in leave_out}
+            files = {}
+            if "attention" not in leave_out:
+                files["attention"] = Arrays(halved(kept), {key: DIMS[key] for key in kept})
+            if maps and sample == 0:
+                axes = {key: (f"query_{key}", f"key_{key}") for key in maps}
+                files["maps"] = Arrays(halved(maps), axes)
+            tables = {
+                "tokens": tokens(size, sample, family, words),
+                "generations": generations(sample),
             }
-            found = {
-                "tokens": tokens(size, sample, committed_TP, ids_TP),
-                "steps": {"sample": [sample] * size.steps, "step": steps, "block": block},
-                "generations": {"sample": [sample], "rule": ["low_confidence"]} | row,
-            }
-            attended = {"attention": Arrays(halved(arrays), dims)}
-            run.write(sample, {sample: Contents(found, attended)})
-        for table, columns in tables.items():
+            if family == "diffusion":
+                tables["steps"] = steps_table(size, sample)
+            tables = {name: one for name, one in tables.items() if name not in leave_out}
+            run.write(sample, {sample: Contents(tables, files)})
+        for table, columns in (whole or {}).items():
             run.table(table, columns)
     return open_run(path)
 
 
-def canvas(size: Simulation, rng: np.random.Generator) -> np.ndarray:
-    """(step, position): 0 masked, 1 committed, 2 prompt, -1 not there yet."""
-    state_TP = np.full((size.steps, size.text), 2)
-    free = size.text - size.prompt
-    if size.family == "autoregressive":
-        there_T = size.prompt + np.arange(size.steps) * free // size.steps
-        state_TP[:, size.prompt :] = 1
-        state_TP[np.arange(size.text) >= there_T[:, None]] = -1
-        return state_TP
-    # Four blocks from left to right, any order within.
-    order = np.argsort((np.arange(free) * 4) // max(free, 1) + rng.random(free))
-    when_P = np.empty(free)
-    when_P[order] = np.arange(free) * size.steps / max(free, 1)
-    state_TP[:, size.prompt :] = when_P < np.arange(size.steps)[:, None]
-    return state_TP
+def uneven(sample, arrays):
+    """Numbers that differ everywhere, and sinks of every other head that jump."""
+    rng, received = np.random.default_rng(sample), arrays["received"]
+    received *= np.exp(0.3 * rng.standard_normal(received.shape))
+    jumping = received[:, :, 1::2]
+    places = rng.integers(0, PROMPT, (*jumping.shape[:-1], 1))
+    np.put_along_axis(jumping, places, 1.2 * np.nanmax(jumping, -1, keepdims=True), -1)
+    arrays["value_norm"] *= np.exp(0.1 * rng.standard_normal(arrays["value_norm"].shape))
 
 
-def main_paths(size: Simulation, rng: np.random.Generator) -> np.ndarray:
-    """(step, layer, head) canvas position of the simulated sink: head 0 rests, 1 drifts, the others
-    jump.
-    """
-    path_TLH = np.zeros((size.steps, size.layers, size.heads), dtype=int)
-    for head in range(size.heads):
-        if head % 4 == 1:
-            path_TLH[:, :, head] = (
-                np.arange(size.steps) * (size.text - 1) // max(size.steps - 1, 1)
-            )[:, None]
-        elif head % 4 > 1:
-            jumps = rng.integers(0, size.text, ((size.steps + 7) // 8, size.layers))
-            path_TLH[:, :, head] = np.repeat(jumps, 8, axis=0)[: size.steps]
-    return path_TLH
-
-
-def attention(
-    size: Simulation, state_TP: np.ndarray, rng: np.random.Generator
-) -> tuple[dict, dict, dict]:
-    """Arrays, axes and types of one part of the file attention."""
-    exists_TK = np.concatenate([np.ones((size.steps, size.added), bool), state_TP >= 0], axis=1)
-    there_T = (state_TP >= 0).sum(1)
-    shape = (size.steps, size.layers, size.heads, size.added + size.text)
-    logits = rng.standard_normal(shape, dtype=np.float32)
-    logits *= 0.3
-    path_TLH = np.minimum(main_paths(size, rng), there_T[:, None, None] - 1) + size.added
-    at = (*np.indices(path_TLH.shape), path_TLH)
-    logits[at] += np.log(0.2 * there_T[:, None, None] + 1)
-    logits[..., : size.added] += np.log(size.text)
-    np.exp(logits, out=logits)
-    logits *= exists_TK[:, None, None]
-    causal = size.family == "autoregressive"
-    # One query runs in an autoregressive decoder, all of them in a denoiser.
-    ran_T = np.ones(size.steps) if causal else there_T
-    logits *= ran_T[:, None, None, None].astype(np.float32) / logits.sum(-1, keepdims=True)
-    received = np.where(exists_TK[:, None, None], logits, np.nan) if causal else logits
-    norm = 2 + rng.standard_normal((1, size.layers, shape[-1]), dtype=np.float32) * 0.4
-    norm = np.abs(
-        norm + rng.standard_normal((size.steps, *norm.shape[1:]), dtype=np.float32) * 0.02
-    )
-    norm[..., : size.added] = 0.25
-    arrays = {
-        "received": received,
-        "visible": np.where(exists_TK, ran_T[:, None], np.nan),
-        "positions": there_T.astype(np.float32),
-        "step_number": np.arange(size.steps, dtype=np.int32),
-        "value_norm": np.where(exists_TK[:, None], norm, np.nan),
-    }
-    if size.key_norms:
-        arrays["key_norm"] = arrays["value_norm"] * 3
-    dims = {
-        "received": ("step", "layer", "head", "key"),
-        "visible": ("step", "key"),
-        "positions": ("step",),
-        "step_number": ("step",),
-        "value_norm": ("step", "layer", "key"),
-        "key_norm": ("step", "layer", "key"),
-    }
-    return arrays, {key: dims[key] for key in arrays}
-
-
-def tokens(
-    size: Simulation, sample: int, state_TP: np.ndarray, ids_TP: np.ndarray
-) -> dict[str, Any]:
-    """The table tokens of one sample."""
-    step, position = np.nonzero(state_TP >= 0)
-    state, ids = state_TP[step, position], ids_TP[step, position]
-    texts = np.array([*WORDS, "<mask>"], dtype=object)
-    return {
-        "sample": np.full(len(step), sample),
-        "step": step,
-        "position": position,
-        "token_id": ids,
-        "text": texts[np.where(ids == MASK_ID, len(WORDS), ids)],
-        "state": np.array(["masked", "committed", "prompt"], dtype=object)[state],
-        "special": np.where(ids == MASK_ID, "mask", "").astype(object),
-        "template": np.zeros(len(step), dtype=bool),
-    }
-
-
-def received_of(sample: Any) -> np.ndarray:
+def received_of(sample):
     """(step, layer, head, key) received attention, scaled as if all positions had run."""
     return np.concatenate([one.received for one in sample.scored()], axis=1)
 
 
-def events_of(sample: Any) -> np.ndarray:
+def events_of(sample):
     """(step, layer, key) number of heads that have a sink at the key."""
     return np.concatenate([one.flags(sample.rule).sum(2) for one in sample.scored()], axis=1)
-
-
-def whole_of(sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(step, layer, head, key) mean weights of a sample, and which keys are sinks: the slow way,
-    from whole arrays.
-    """
-    received, visible = received_of(sample), sample.visible_TK[:, None, None]
-    exists = sample.exists_TK[:, None, None]
-    return received / np.where(exists, visible, np.nan), find_sinks(received, sample.rule, visible)

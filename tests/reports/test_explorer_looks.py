@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 from browsing import shown
-from simulated import Simulation, simulate
+from simulated import simulate
 
 from pictures import page_with
 
@@ -58,7 +58,7 @@ def of_length(tmp_path_factory):
     @cache
     def of(text):
         folder = tmp_path_factory.mktemp("text")
-        run = simulate(folder / "run", Simulation(steps=6, layers=2, heads=2, text=text))
+        run = simulate(folder / "run", steps=6, heads=2, text=text)
         return page_with(of=run, out=folder / "out").as_uri()
 
     return of

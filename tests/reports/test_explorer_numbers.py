@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import MAP, readout
-from simulated import Simulation, simulate
+from simulated import simulate
 
 from pictures import page_with
 from sinklab.lab.records import open_run
@@ -100,8 +100,8 @@ def test_outlines_stand_where_numpy_finds_the_main_sinks(page, two):
     main_T = found["weight"][:, 1, 2].argmax(-1)
     # prompt, masked, just committed, committed, as in style.css
     states = [(138, 144, 153), (47, 143, 196), (0, 158, 115), (0, 80, 125)]
-    # a corner of a square, a triangle, a diamond and a circle of radius 5
-    corners = [(4.25, 0), (0, -5.5), (5.5, 0), (5, 0)]
+    # on a square, a triangle, a diamond and a circle of radius 5
+    corners = [(4.25, 0), (0, -5), (5.5, 0), (5, 0)]
 
     def outlined(step, key):
         x = 34 + (width - 40) * (key + 0.5) / keys
@@ -136,7 +136,7 @@ def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
 
 
 def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
-    run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
+    run = simulate(tmp_path / "run", added=3, layers=1)
     page.open(page_with(of=run, out=tmp_path / "out").as_uri())
     width = extent(page, MAP)[0]
     wide = max(12, (width - 40) / arrays(run)["even"].shape[-1])

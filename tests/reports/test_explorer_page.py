@@ -2,7 +2,7 @@
 
 import pytest
 from browsing import CELLS, HEADS, MAP, choice, choose, readout, shown, step
-from simulated import REMOVALS, Simulation, simulate
+from simulated import REMOVALS, simulate, uneven
 
 from pictures import page_with
 
@@ -26,8 +26,8 @@ def test_everything_is_drawn(page, one):
         "[...document.querySelectorAll('article:has(svg.figure)')].map((card) => card.id)"
     )
     # the answers of the story have no name
-    assert charts[:4] == ["", "", "sink_share", "value_norms"] and charts[-1] == "statistic-1"
-    assert len(charts) == 9
+    assert charts[:4] == ["", "", "sink_share", "value_norms"] and charts[-1] == "statistic-3"
+    assert len(charts) == 11
     # colours and letters are those of the page
     line = "getComputedStyle(document.querySelector('#sink_share .figure text'))"
     light = page.run(f"{line}.fill")
@@ -155,12 +155,12 @@ def test_a_decoder_shows_what_is_there_at_each_token(page, two):
     count = "document.querySelectorAll('.canvas-text span:not([hidden])').length"
     assert page.run(count) == 6
     page.press("End")
-    assert page.run(count) == 23
+    assert page.run(count) == 36
     assert page.run("document.querySelectorAll('.canvas-text .masked').length") == 0
 
 
 def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
-    run = simulate(tmp_path / "run", Simulation(steps=4, layers=1, heads=1, text=1200))
+    run = simulate(tmp_path / "run", steps=4, layers=1, heads=1, text=1200)
     page.open(page_with(of=run, out=tmp_path / "out").as_uri())
     box = "document.querySelector('.canvas-text')"
     assert page.run(f"{box}.scrollHeight > 2 * {box}.clientHeight")
@@ -174,7 +174,7 @@ def test_a_long_canvas_follows_what_is_pinned(page, tmp_path):
 
 
 def test_a_floor_of_single_heads_is_said(page, tmp_path):
-    run = simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80))
+    run = simulate(tmp_path / "run", steps=16, layers=4, heads=6, text=80, change=uneven)
     target = page_with(of=run, out=tmp_path / "out", megabytes=0.015)
     page.open(target.as_uri() + "#layer=1&head=2&step=3")
     note = page.run("document.querySelector('.map .note').textContent")
@@ -212,13 +212,12 @@ def test_the_end_is_the_finished_text(page, one):
     assert page.run("document.querySelector('.finished').hidden")
     choose(page, ".step", 15)
     words = page.run("document.querySelector('.finished').textContent")
-    assert words.startswith("After the last step: ") and "river" in words
+    assert words.startswith("After the last step: ") and "stormy" in words
 
 
 def test_linked_panes_follow_to_the_same_sample_and_position(page, tmp_path):
     runs = [
-        simulate(tmp_path / name, Simulation(samples=2, steps=6, added=index), name=name)
-        for index, name in enumerate("ab")
+        simulate(tmp_path / name, name, steps=6, added=index) for index, name in enumerate("ab")
     ]
     page.open(page_with(of=runs, out=tmp_path / "out").as_uri())
     page.press("s")
@@ -247,8 +246,9 @@ def test_the_sample_asked_for_last_is_shown_though_it_is_there_first(page, one):
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
     """A run, and the same attention with keys that were blocked."""
-    folder, size = tmp_path_factory.mktemp("edited"), Simulation(heads=8)
-    runs = [simulate(folder / "a", size), simulate(folder / "b", size, removals=REMOVALS)]
+    folder = tmp_path_factory.mktemp("edited")
+    tables = {"a": {}, "b": {"removals": REMOVALS}}
+    runs = [simulate(folder / name, heads=8, whole=whole) for name, whole in tables.items()]
     return page_with(of=runs, out=folder / "out").as_uri()
 
 

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from simulated import REMOVALS, Simulation, received_of, simulate
+from simulated import REMOVALS, received_of, simulate, uneven
 
 from sinklab.core.registry import interventions
 from sinklab.lab import analysis
@@ -63,8 +63,7 @@ def test_a_log_scale_keeps_numbers_within_its_error():
 
 
 def test_a_small_run_is_on_the_page_whole(tmp_path):
-    size = Simulation(samples=2, added=1, key_norms=True)
-    study = as_studies(simulate(tmp_path / "run", size))[0]
+    study = as_studies(simulate(tmp_path / "run", added=1, change=uneven))[0]
     content = arrays_of(study)
     assert len(content["samples"]) == 2
     assert content["shown"].startswith(
@@ -75,22 +74,27 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
     for shown, sample in zip(content["samples"], study.samples, strict=True):
         arrays, scale = shown["arrays"], scale_of(shown)
         received = received_of(sample)
-        heads = decode(scale, codes(arrays["heads"], (3, 4, 12, 25))).transpose(2, 0, 1, 3)
+        steps, layers, of_layer, keys = received.shape
+        heads = decode(scale, codes(arrays["heads"], (layers, of_layer, steps, keys)))
+        heads = heads.transpose(2, 0, 1, 3)
         assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
-        mean = decode(scale, codes(arrays["mean"], (4, 12, 25))).transpose(1, 0, 2)
+        mean = decode(scale, codes(arrays["mean"], (1 + layers, steps, keys))).transpose(1, 0, 2)
         assert_allclose(mean[:, 0], received.mean((1, 2)), rtol=scale.error * 1.01, atol=2.0**LOW)
         assert_allclose(mean[:, 1:], received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
-        main = codes(arrays["main"], (3, 4, 12)).astype(int).transpose(2, 0, 1) - 1
+        main = codes(arrays["main"], (layers, of_layer, steps)).astype(int).transpose(2, 0, 1) - 1
         assert_array_equal(main, sample.facts["main"])
-        norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
+        norms, norm_scale = (
+            codes(arrays["norms"], (layers, steps, keys)),
+            scale_of(shown, "norm_scale"),
+        )
         decoded = decode(norm_scale, norms).transpose(1, 0, 2)
         assert_allclose(decoded, sample.stored("value_norm"), rtol=norm_scale.error * 1.01)
-        assert_array_equal(unpack(arrays["visible"]), np.full(12, 24))
-        assert shown["steps"] == list(range(12)) and shown["blocks"] == sample.blocks_T.tolist()
+        assert_array_equal(unpack(arrays["visible"]), np.full(steps, 24))
+        assert shown["steps"] == list(range(steps)) and shown["blocks"] == sample.blocks_T.tolist()
 
 
 def test_tokens_of_every_step_are_on_the_page(tmp_path):
-    study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
+    study = as_studies(simulate(tmp_path / "run"))[0]
     content, sample = arrays_of(study), study.samples[0]
     arrays = content["samples"][0]["arrays"]
     rows = codes(arrays["tokens"], (12, 24)).astype(int) - 1
@@ -106,10 +110,9 @@ def test_tokens_of_every_step_are_on_the_page(tmp_path):
 
 
 def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
-    size = Simulation(family="autoregressive", steps=10)
-    study = as_studies(simulate(tmp_path / "run", size))[0]
+    study = as_studies(simulate(tmp_path / "run", family="autoregressive"))[0]
     shown, sample = arrays_of(study)["samples"][0], study.samples[0]
-    mean = codes(shown["arrays"]["mean"], (4, 10, received_of(sample).shape[-1]))
+    mean = codes(shown["arrays"]["mean"], (3, *sample.exists_TK.shape))
     assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
     assert (
         codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0
@@ -119,14 +122,14 @@ def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
 
 def test_within_a_small_budget_what_is_above_a_floor_remains_of_every_head(tmp_path):
     study = as_studies(
-        simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80, added=1))
+        simulate(tmp_path / "run", steps=16, layers=4, heads=6, text=80, change=uneven)
     )[0]
     content, received = arrays_of(study, budget=16_000), received_of(study.samples[0])
     shown, whole = content["samples"][0], arrays_of(study)["samples"][0]
     floor = shown["floor"]
     assert whole["floor"] == 0 and f"and those above {floor:.2g}× of each head" in content["shown"]
     there, all_there = (
-        decode(scale_of(one), codes(one["arrays"]["heads"], (4, 6, 16, 81))).transpose(2, 0, 1, 3)
+        decode(scale_of(one), codes(one["arrays"]["heads"], (4, 6, 16, 80))).transpose(2, 0, 1, 3)
         for one in (shown, whole)
     )
     assert 0.01 < (there > 0).mean() < 0.5
@@ -136,7 +139,7 @@ def test_within_a_small_budget_what_is_above_a_floor_remains_of_every_head(tmp_p
 
 
 def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
-    study = as_studies(simulate(tmp_path / "run", Simulation(samples=8)))[0]
+    study = as_studies(simulate(tmp_path / "run", samples=8, change=uneven))[0]
     content = arrays_of(study, budget=16_000)
     assert 1 <= len(content["samples"]) < 8
     assert (
@@ -149,8 +152,8 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
 
 
 def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 600)
-    study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
+    monkeypatch.setattr("sinklab.lab.reports.payload.MOST_CELLS", 400)
+    study = as_studies(simulate(tmp_path / "run"))[0]
     content, sample = arrays_of(study), study.samples[0]
     shown = content["samples"][0]
     assert (
@@ -158,7 +161,7 @@ def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
         and shown["steps"] == [0, 3, 6, 9]
         and "one recorded step in 3" in content["shown"]
     )
-    main = codes(shown["arrays"]["main"], (3, 4, 4)).astype(int).transpose(2, 0, 1) - 1
+    main = codes(shown["arrays"]["main"], (2, 3, 4)).astype(int).transpose(2, 0, 1) - 1
     assert_array_equal(main, sample.facts["main"][::3])
 
 
@@ -202,8 +205,8 @@ def test_keys_of_causal_runs_are_shown_by_their_mean_weight(make_study):
 @pytest.mark.slow
 def test_an_8b_run_fits_three_megabytes(tmp_path):
     """Half of its steps fit half of them."""
-    size = Simulation(steps=12, layers=32, heads=32, text=512, prompt=64)
-    study = as_studies(simulate(tmp_path / "run", size))[0]
+    run = simulate(tmp_path / "run", layers=32, heads=32, text=512, samples=1, change=uneven)
+    study = as_studies(run)[0]
     content = arrays_of(study, BUDGET // 2)
     shown = content["samples"][0]
     assert shown["stride"] == 1 and 0.5 < shown["floor"] < 40
@@ -262,10 +265,12 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
 
 
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):
-    (run,) = as_studies(simulate(tmp_path / "run", Simulation(heads=8), removals=REMOVALS))
+    (run,) = as_studies(
+        simulate(tmp_path / "run", heads=8, samples=1, change=uneven, whole={"removals": REMOVALS})
+    )
     (whole,), (small,) = arrays_of(run)["samples"], arrays_of(run, 1_000)["samples"]
     assert_array_equal(
-        np.argwhere(hidden_of(whole, 3, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]]
+        np.argwhere(hidden_of(whole, 2, 8)), [[1, 2, 4, 5], [1, 2, 4, 7], [1, 2, 5, 7]]
     )
     assert "blocked" not in small and "blocked" not in small["arrays"]
     assert "no marks of blocked keys." in arrays_of(run, 1_000)["shown"]
