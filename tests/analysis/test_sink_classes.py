@@ -59,15 +59,6 @@ def test_classes_of_text(text, name):
 )
 def test_classes_of_special_tokens(text, role, name, in_template):
     assert token_class(text, role) == name and token_class(text, role, True) == in_template
-
-
-def test_every_class_can_be_reached_and_roles_are_checked():
-    found = {token_class(text) for text in ("\n", " ", ",", "7", "the", "")}
-    found |= {
-        token_class("x", role)
-        for role in ("mask", "bos", "eos", "template", "other", "image", "sink")
-    }
-    assert found == set(CLASSES)
     refused(r"'\[MASK\]'.* but is 'masked'", token_class, "[MASK]", "masked")
 
 

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 from refusals import refused
@@ -49,20 +48,6 @@ def test_purely_positional():
     assert found.word == "positional" and found.class_over_position.above() is False
 
 
-def test_mixed_in_known_parts():
-    # Two independent effects of equal variance, and as much noise as both together: a quarter, a
-    # quarter, a half.
-    rng = np.random.default_rng(1)
-    classes = rng.choice(["a", "b"], (12, 400, 16))
-    place = np.where(np.arange(16) % 2, 1.0, -1.0)
-    received = (
-        np.where(classes == "a", 1.0, -1.0) + place + rng.normal(0, np.sqrt(2), classes.shape)
-    )
-    found = together(received, classes)
-    assert_allclose(values(found), [0.25, 0.25], atol=0.01)
-    assert found.word is None
-
-
 def test_what_class_and_position_share_is_told_by_either():
     # The beginning of text stands only at position 0, and attention goes there: either explains all
     # of it.
@@ -71,17 +56,6 @@ def test_what_class_and_position_share_is_told_by_either():
     found = together(np.where(classes == "bos", 5.0, 0.5), classes)
     assert_allclose(values(found), 1)
     assert found.word is None
-
-
-@pytest.mark.slow
-def test_sinks_that_stand_still_at_places_of_their_own_explain_nothing():
-    rng = np.random.default_rng(2)
-    shares = []
-    for _ in range(40):
-        places = rng.random((8, 1, 40)) < 0.1
-        received = np.broadcast_to(0.5 + 6.0 * places, (8, 10, 40))
-        shares.append(values(together(received, rng.choice(["a", "b"], received.shape))))
-    assert np.abs(np.mean(shares, axis=0)).max() < 0.024
 
 
 def test_the_fits_are_least_squares_on_the_other_samples():

@@ -57,14 +57,6 @@ def test_mobility_of_known_paths(positions, mobility, word):
     assert_allclose(motion(path(shuffled)).mobility.item(), mobility, atol=1e-12)
 
 
-def test_mobility_is_unbiased_for_random_places():
-    # A sink at one of 16 places at random is elsewhere with chance 15/16, however few the steps.
-    rng = np.random.default_rng(1)
-    for steps in (4, 32):
-        walks = [path(list(rng.integers(0, 16, steps))) for _ in range(600)]
-        assert abs(motion(heads(*walks)).mobility.mean() - 15 / 16) < 0.01
-
-
 @pytest.mark.parametrize(
     ("positions", "moves"),
     [
@@ -112,22 +104,6 @@ def test_steps_of_a_cached_decoder_are_on_one_footing():
     for name, one in found._asdict().items():
         assert_allclose(one, getattr(whole, name), rtol=1e-6, err_msg=name)
     assert not motion(partial, seen).counted[2:].any()
-
-
-def test_tokens_of_a_growing_sequence():
-    # Token by token: one query, one key more at each step, the first key gets 0.6.
-    steps = 20
-    received = np.full((steps, 1, 1, steps + 3), np.nan)
-    visible = np.zeros((steps, 1, 1, steps + 3))
-    for step in range(steps):
-        received[step, ..., : step + 4] = 0.4 / (step + 3)
-        received[step, ..., 0] = 0.6
-        visible[step, ..., : step + 4] = 1
-    found = motion(received, visible, np.arange(4, steps + 4)[:, None, None])
-    # 0.6 n > 1 + 3 (n - 1) / n from n = 6 on.
-    assert found.counted[:, 0, 0].tolist() == [False] * 2 + [True] * 18
-    assert found.mobility.item() == 0 and found.overall.mobility == 0
-    assert_allclose(found.strength.item(), 0.6, rtol=1e-6)
 
 
 def test_layers_and_heads_keep_their_places():

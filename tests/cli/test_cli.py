@@ -93,13 +93,6 @@ def test_generate_prints_what_the_model_writes(model, capsys):
     assert both.endswith(alone)
 
 
-def test_generate_fills_blanks(model, capsys):
-    printed = out_of(f"generate 'The <|mask|><|mask|> sat.' --new-tokens 0 --model {model}", capsys)
-    assert printed.startswith("The ")
-    assert printed.endswith(" sat.\n")
-    assert "mask" not in printed
-
-
 def test_without_tokenizer_files_a_prompt_is_ids(tmp_path, capsys):
     tiny_model(1).save_pretrained(tmp_path / "ids")
     options = f"--model {tmp_path / 'ids'} --new-tokens 6 --block-length 3 --cache dual {GREEDY}"

@@ -2,8 +2,6 @@
 them back.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from noted import halved
 
@@ -24,7 +22,11 @@ WORDS = [
     " $x$",
     " the",
 ]
-MASKED, COMMITTED, PROMPTED = range(3)
+TEXTS = [
+    ("It was", " a dark, stormy night."),
+    ("A <script>alert(1)</script>", " & more\n语"),
+]
+"""prompt and completion of the first sample, and of all others"""
 BY_STATE = ("step", "state", "layer", "head")
 DIMS = {
     "received": ("step", "layer", "head", "key"),
@@ -48,37 +50,28 @@ REMOVALS = {
 """a table of what edits took away: from one head, twice the same key"""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Sizes of the arrays of one sample."""
-
-    steps: int
-    layers: int
-    heads: int
-    text: int
-
-
-def attention(size, added, share, text_share, norm):
+def attention(shape, added, share, text_share, norm):
     """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position,
     the rest evenly.
     """
-    keys, steps = added + size.text, size.steps
-    received = np.empty((steps, size.layers, size.heads, keys))
-    weight = np.full(keys, (1 - share * bool(added) - text_share) / (size.text - 1))
+    steps, layers, heads, text = shape
+    keys = added + text
+    received = np.empty((steps, layers, heads, keys))
+    weight = np.full(keys, (1 - share * bool(added) - text_share) / (text - 1))
     for step in range(steps):
         row = weight.copy()
         row[added + PROMPT + step] = text_share
         row[:added] = share / max(added, 1)
-        received[step] = row * size.text
-    value_norm = np.full((steps, size.layers, keys), 2.0)
+        received[step] = row * text
+    value_norm = np.full((steps, layers, keys), 2.0)
     value_norm[..., :added] = norm
-    there = np.ones((steps, 3, size.layers, size.heads))
-    # Nothing is committed before the first step.
-    there[0, COMMITTED] = np.nan
+    there = np.ones((steps, 3, layers, heads))
+    # of masked, committed and prompt, nothing is committed before the first step
+    there[0, 1] = np.nan
     return {
         "received": received,
-        "visible": np.full((steps, keys), float(size.text)),
-        "positions": np.full(steps, float(size.text)),
+        "visible": np.full((steps, keys), float(text)),
+        "positions": np.full(steps, float(text)),
         "step_number": np.arange(steps, dtype=np.int32),
         "value_norm": value_norm,
         "key_norm": value_norm * 4,
@@ -87,19 +80,19 @@ def attention(size, added, share, text_share, norm):
     }
 
 
-def one_query_a_step(size, share):
+def one_query_a_step(steps, layers, heads, share):
     """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position,
     the rest evenly.
     """
-    steps, keys = size.steps, PROMPT + size.steps
-    received = np.full((steps, size.layers, size.heads, keys), np.nan)
+    keys = PROMPT + steps
+    received = np.full((steps, layers, heads, keys), np.nan)
     visible = np.zeros((steps, keys))
     for step in range(steps):
         here = PROMPT + step
         received[step, ..., :here] = (1 - share) / (here - 1)
         received[step, ..., 0] = share
         visible[step, :here] = 1
-    value_norm = np.where(visible[:, None] > 0, 2.0, np.nan) * np.ones((1, size.layers, 1))
+    value_norm = np.where(visible[:, None] > 0, 2.0, np.nan) * np.ones((1, layers, 1))
     value_norm[..., 0] = 0.25
     return {
         "received": received,
@@ -110,38 +103,18 @@ def one_query_a_step(size, share):
     }
 
 
-def tokens(size, sample, family, words):
+def tokens(steps, text, sample, family, words):
     rows = []
-    for step in range(size.steps):
-        for position in range(size.text if family == "diffusion" else PROMPT + step):
+    for step in range(steps):
+        for position in range(text if family == "diffusion" else PROMPT + step):
             masked = family == "diffusion" and position >= PROMPT + step
             state = "prompt" if position < PROMPT else "masked" if masked else "committed"
-            text = "<m>" if masked else words[position % len(words)]
+            token = "<m>" if masked else words[position % len(words)]
             rows.append(
-                (sample, step, position, position, text, state, "mask" if masked else "", False)
+                (sample, step, position, position, token, state, "mask" if masked else "", False)
             )
     columns = ("sample", "step", "position", "token_id", "text", "state", "special", "template")
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
-
-
-def steps_table(size, sample):
-    count = size.steps
-    return {
-        "sample": [sample] * count,
-        "step": list(range(count)),
-        "block": [step // BLOCK for step in range(count)],
-        "masked": [size.text - PROMPT - step for step in range(count)],
-        "committed": [1] * count,
-        "queries": [size.text] * count,
-    }
-
-
-def generations(sample):
-    prompt, completion = "It was", " a dark, stormy night."
-    if sample:
-        prompt, completion = "A <script>alert(1)</script>", " & more\n语"
-    row = {"sample": sample, "prompt": prompt, "completion": completion, "rule": "low_confidence"}
-    return {name: [value] for name, value in row.items()}
 
 
 def simulate(
@@ -187,11 +160,11 @@ def simulate(
     how = {"kind": "study", "settings": settings, "seed": 3, "samples": samples}
     with RunWriter(path, model=model | changes, **how) as run:
         for sample in range(samples):
-            size = Size(steps - 2 * (sample % 2), layers, heads, text)
+            shown = steps - 2 * (sample % 2)
             if family == "diffusion":
-                arrays = attention(size, added, share, text_share, norm)
+                arrays = attention((shown, layers, heads, text), added, share, text_share, norm)
             else:
-                arrays = one_query_a_step(size, text_share)
+                arrays = one_query_a_step(shown, layers, heads, text_share)
             for array in (arrays["received"], arrays["visible"]):
                 array[1::2] *= ran
             change(sample, arrays)
@@ -202,12 +175,16 @@ def simulate(
             if maps and sample == 0:
                 axes = {key: (f"query_{key}", f"key_{key}") for key in maps}
                 files["maps"] = Arrays(halved(maps), axes)
+            prompt, completion = TEXTS[sample > 0]
+            texts = {"prompt": [prompt], "completion": [completion]}
             tables = {
-                "tokens": tokens(size, sample, family, words),
-                "generations": generations(sample),
+                "tokens": tokens(shown, text, sample, family, words),
+                "generations": {"sample": [sample], "rule": ["low_confidence"]} | texts,
             }
             if family == "diffusion":
-                tables["steps"] = steps_table(size, sample)
+                blocks = [step // BLOCK for step in range(shown)]
+                numbers = {"sample": [sample] * shown, "step": list(range(shown))}
+                tables["steps"] = numbers | {"block": blocks}
             tables = {name: one for name, one in tables.items() if name not in leave_out}
             run.write(sample, {sample: Contents(tables, files)})
         for table, columns in (whole or {}).items():
@@ -228,8 +205,3 @@ def uneven(sample, arrays):
 def received_of(sample):
     """(step, layer, head, key) received attention, scaled as if all positions had run."""
     return np.concatenate([one.received for one in sample.scored()], axis=1)
-
-
-def events_of(sample):
-    """(step, layer, key) number of heads that have a sink at the key."""
-    return np.concatenate([one.flags(sample.rule).sum(2) for one in sample.scored()], axis=1)

@@ -191,38 +191,25 @@ def test_what_a_run_did_not_write_is_left_out(make_study, shown):
     assert "the added sink receives 50.0 %" in shown(mixed).content
 
 
-def test_many_samples_stand_behind_a_line(make_study, shown):
+def test_many_samples_stand_behind_a_line_and_edits_that_never_acted_are_named(make_study, shown):
     many = {
         "sample": list(range(20)),
         "prompt": ["p"] * 20,
         "completion": [f" text {i}." for i in range(20)],
+        "idle": [""] * 19 + ["block_keys"],
     }
     run = make_study(leave_out=("generations",), whole={"generations": many})
-    page = shown(run)
-    assert "8 more samples" in page.content and " text 19." in page.content
-
-
-def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, shown):
-    rows = {
-        "sample": [0, 0],
-        "prompt": ["p"] * 2,
-        "completion": [" one.", " two."],
-    }
-    run = make_study(
-        leave_out=("generations",), whole={"generations": rows | {"idle": ["", "block_keys"]}}
-    )
     content = shown(run).content
+    assert "8 more samples" in content and " text 19." in content
     assert content.count("no opportunity to act: block_keys") == 1
 
 
 def test_refusals(tmp_path):
     refused("at least one run", report, [], tmp_path / "out")
-    with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
-        pass
-    refused("notes is of kind 'notes'", report, open_run(tmp_path / "notes"), tmp_path / "out")
-    with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
-        pass
-    refused("is of kind 'benchmark'", report, open_run(tmp_path / "scored"), tmp_path / "out")
+    for kind in ("notes", "benchmark"):
+        with RunWriter(tmp_path / kind, kind=kind, model={}, settings={}, seed=0):
+            pass
+        refused(f"is of kind '{kind}'", report, open_run(tmp_path / kind), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

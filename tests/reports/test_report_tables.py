@@ -90,10 +90,6 @@ def test_markdown_keeps_cells_apart():
     ]
 
 
-def test_unknown_tables_are_refused(make_study):
-    refused(r"'layer'; .*'layers'", table, make_study(), "layer")
-
-
 def test_compare_sets_two_runs_side_by_side(make_study):
     sinks = {"added": 1, "share": 0.4, "text_share": 0.2}
     plain, sink = as_studies([make_study("plain"), make_study("sink", **sinks)])

@@ -242,13 +242,6 @@ def test_figures_that_need_a_monitor_say_so(tmp_path):
     written, skipped = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.name for path in written} == {"training_loss.svg", "training_loss.csv"}
     assert set(skipped) == set(figures_of("training")) - {"training_loss"}
-    refused(
-        r"sink_emergence.*'training_loss'",
-        draw_all,
-        run,
-        tmp_path / "figures",
-        names=("trainin_loss",),
-    )
 
 
 @pytest.mark.usefixtures("no_pictures")
