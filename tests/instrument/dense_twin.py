@@ -69,6 +69,11 @@ def received(maps, real_BS=None):
     return maps.sum(-2)
 
 
+def at(*positions):
+    """These of twelve positions as flags."""
+    return torch.isin(torch.arange(12), torch.tensor(positions))
+
+
 def over_queries(rows_BHQ, real_BS):
     """The mean (B, H) over the queries that are not padding, in float32."""
     return ((rows_BHQ * real_BS[:, None]).sum(-1) / real_BS.sum(-1, keepdim=True)).float()

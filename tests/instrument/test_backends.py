@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from probed import IDS, PADDED
 from torch import nn
 from torch.testing import assert_close
 
@@ -23,9 +24,6 @@ from sinklab.core.instrument.routes import ModelTap
 from sinklab.core.registry import statistics
 from tiny_models import llama
 
-IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
-LEFT = torch.ones(2, 10, dtype=torch.long)
-LEFT[0, :4] = 0
 LAYERS = [f"model.layers.{number}.self_attn" for number in (0, 1)]
 ALL = ["received", "value_norm", "row_entropy", "last_row"]
 if "massive_activations" in statistics:
@@ -46,10 +44,10 @@ def recorded(model, **given):
 
 def test_both_ways_record_the_same(monkeypatch):
     model = llama()
-    logits, narrow = recorded(model, attention_mask=LEFT)
+    logits, narrow = recorded(model, attention_mask=PADDED)
     # every model is tapped by hooks and a mode over its whole forward
     monkeypatch.setattr("sinklab.core.instrument.routes.interface_configs", lambda modules: [])
-    others, wide = recorded(model, attention_mask=LEFT)
+    others, wide = recorded(model, attention_mask=PADDED)
     assert torch.equal(logits, others)
     for name, found in wide.items():
         assert_close(narrow[name], found, rtol=0, atol=0, equal_nan=True)
@@ -85,14 +83,14 @@ def test_the_model_keeps_its_attention():
 @pytest.mark.ring("lab")
 @pytest.mark.parametrize("causal, kv_heads", [(True, 2), (False, 4)])
 def test_eager_attention_is_read_as_sdpa_is(causal, kv_heads):
-    model, found, real = llama(causal=causal, kv_heads=kv_heads), [], LEFT.bool()
+    model, found, real = llama(causal=causal, kv_heads=kv_heads), [], PADDED.bool()
     for name in ("sdpa", "eager"):
         model.set_attn_implementation(name)
         with torch.no_grad():
-            plain = model(IDS, attention_mask=LEFT).logits
+            plain = model(IDS, attention_mask=PADDED).logits
             with trace(model, ("received", "row_entropy")) as recording:
-                assert torch.equal(model(IDS, attention_mask=LEFT).logits, plain)
-            assert torch.equal(model(IDS, attention_mask=LEFT).logits, plain)
+                assert torch.equal(model(IDS, attention_mask=PADDED).logits, plain)
+            assert torch.equal(model(IDS, attention_mask=PADDED).logits, plain)
         assert model.config._attn_implementation == name and recording.layers == LAYERS
         entropy_BSLH = recording.row_entropy[0].permute(0, 3, 1, 2)[real]
         found.append((recording.received[0], entropy_BSLH, recording.visible[0]))
@@ -102,7 +100,7 @@ def test_eager_attention_is_read_as_sdpa_is(causal, kv_heads):
 
 @pytest.mark.ring("lab")
 def test_edits_of_eager_attention():
-    model, given = llama(), {"attention_mask": LEFT}
+    model, given = llama(), {"attention_mask": PADDED}
     logits, gone = [], []
     for name in ("sdpa", "eager"):
         model.set_attn_implementation(name)
@@ -113,10 +111,10 @@ def test_edits_of_eager_attention():
             torch.no_grad(),
         ):
             model(IDS, **given)
-            logits.append(model(IDS, **given).logits[LEFT.bool()])
+            logits.append(model(IDS, **given).logits[PADDED.bool()])
         gone.append([removal.columns_BLHM for removal in log.removals])
         with torch.no_grad():
-            untouched = model(IDS, **given).logits[LEFT.bool()]
+            untouched = model(IDS, **given).logits[PADDED.bool()]
         assert (untouched - logits[-1]).abs().max() > 1e-2
     assert all(torch.equal(one, other) for one, other in zip(*gone, strict=True))
     assert_close(*logits, rtol=1e-4, atol=1e-4)

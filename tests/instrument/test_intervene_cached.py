@@ -6,7 +6,7 @@ packs its heads.
 
 import pytest
 import torch
-from probed import PROMPTS, canvas_of, decoded
+from probed import IDS, PADDED, PROMPTS, canvas_of, decoded
 from torch.testing import assert_close
 
 from refusals import refused
@@ -35,11 +35,12 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording():
     log, recording, _ = decode(tiny_model(SINKS), DualCache(refresh_every=2), edit)
     counts = []
     for step, removal in enumerate(log.removals):
-        positions_B = recording.positions[step]
-        visible_BS = recording.visible[step].float()
-        scale_B = positions_B / visible_BS.amax(-1)
-        a = recording.received[step] * scale_B[:, None, None, None]
-        sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
+        sinks = find_sinks(
+            recording.received[step],
+            Excess(1.0),
+            recording.visible[step][:, None, None],
+            recording.positions[step][:, None, None],
+        )
         assert torch.equal(sinks.sum(-1), removal["keys"].long())
         columns = removal.columns_BLHM
         assert (sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all()
@@ -56,14 +57,11 @@ def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording():
 )
 def test_an_autoregressive_memory_of_a_padded_batch(edit, expected):
     model = llama(causal=True)
-    ids = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
-    seen = torch.ones(2, 12, dtype=torch.long)
-    seen[0, :4] = 0
     with intervene(model, edit) as log:
-        both = model.generate(ids, max_new_tokens=4, do_sample=False, attention_mask=seen)
+        both = model.generate(IDS, max_new_tokens=4, do_sample=False, attention_mask=PADDED)
     with intervene(model, edit) as alone_log:
         alone = model.generate(
-            ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:]
+            IDS[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=PADDED[:1, 4:]
         )
     assert torch.equal(both[:1, 4:], alone)
     assert [int(removal["keys"].min()) for removal in log.removals] == expected

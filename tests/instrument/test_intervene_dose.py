@@ -35,6 +35,7 @@ def test_sinks_and_their_control_hold_the_same_mass_in_the_same_heads(padded, ru
     assert (sinks_BH[~both_BH] == 0).all() and (control_BH[~both_BH] == 0).all(), (
         "both arms leave the head out"
     )
+    assert logs[0].dose().matched == pytest.approx(float(logs[0].removals[0]["matched"].nanmean()))
     assert (logs[1].removals[0]["sinks"].nan_to_num() == 0).all(), (
         "no sink is among what controls hide"
     )

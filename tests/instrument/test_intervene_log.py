@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from dense_twin import dense, received, top
+from dense_twin import dense, over_queries, received, top
 from packaging.version import Version
 from probed import IDS, padding
 from torch.testing import assert_close
@@ -33,11 +33,8 @@ def test_removed_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(
     before = [layer[0] for layer in second.before]
     (record,) = log.removals
     for found_BLH, maps in ((record["removed"], before), (record["held"], first.maps)):
-        expected = [
-            (received(a, real) * g.squeeze(2)).sum(-1) / real.sum(-1, keepdim=True)
-            for a, g in zip(maps, gone, strict=True)
-        ]
-        assert_close(found_BLH, torch.stack(expected, 1).float())
+        expected = [over_queries((a * g).sum(-1), real) for a, g in zip(maps, gone, strict=True)]
+        assert_close(found_BLH, torch.stack(expected, 1))
     # the text has changed between them
     assert not torch.allclose(record["removed"], record["held"], atol=0.01)
     assert record["left"][:, 0, 0].tolist() == [5, 9]

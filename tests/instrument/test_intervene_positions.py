@@ -5,7 +5,7 @@ attention edited by hand.
 # B batch, L layers, H heads, Q queries, S keys
 import pytest
 import torch
-from dense_twin import dense, over_queries
+from dense_twin import at, dense, over_queries
 from probed import EXACT, IDS, canvas_of, decoded, padding
 from torch.testing import assert_close
 
@@ -21,12 +21,6 @@ from sinklab.lab.measures import (
 )
 from tiny_diffusion import tiny_model
 from tiny_models import Attends, HandWritten, Prefixed, llama
-
-
-def at(*columns, keys=12):
-    gone = torch.zeros(keys, dtype=torch.bool)
-    gone[list(columns)] = True
-    return gone
 
 
 def near(radius, queries, keys=12):

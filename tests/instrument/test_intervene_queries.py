@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dense_twin import dense, over_queries, received, top
+from dense_twin import at, dense, over_queries, received, top
 from probed import EXACT, IDS, padding
 from torch.testing import assert_close
 
@@ -24,15 +24,9 @@ OWN = torch.eye(12, dtype=torch.bool)
 QUERIES = {"all": range(12), "from5": range(5, 12)}
 
 
-def rows(*numbers):
-    lone_Q = torch.zeros(12, dtype=torch.bool)
-    lone_Q[list(numbers)] = True
-    return lone_Q
-
-
 def blocked(columns_BH1S, queries):
     """What is hidden where keys are blocked for these queries, but for their own key."""
-    return columns_BH1S & rows(*queries)[:, None] & ~OWN
+    return columns_BH1S & at(*queries)[:, None] & ~OWN
 
 
 def test_a_lone_row_is_the_form_of_attention_that_is_trained():
@@ -91,9 +85,7 @@ def test_states_of_queries(queries):
         running(ids_BS),
     ):
         ours = model(ids_BS).logits
-    gone_S = torch.zeros(12, dtype=torch.bool)
-    gone_S[[1, 4]] = True
-    hidden = (state[queries][:, :, None] & gone_S & ~OWN)[:, None]
+    hidden = (state[queries][:, :, None] & at(1, 4) & ~OWN)[:, None]
     theirs, _ = dense(model, lambda: model(ids_BS).logits, lambda layer, a: hidden)
     assert_close(ours, theirs, **EXACT)
     # without a canvas masks are seen in the ids, and nobody knows what was given

@@ -1,6 +1,7 @@
 """Where the queries of a step stand, in which state, and what each state gives to every key."""
 
 # B batch, L layers, H heads, Q queries, S canvas positions
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,6 @@ from torch.testing import assert_close
 
 from refusals import refusing
 from sinklab.core.instrument import position_states, trace
-from sinklab.core.sinks import STATES
 from sinklab.lab.caching import DualCache
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
@@ -48,17 +48,10 @@ def test_by_state_against_the_maps(cache, sinks, shift):
                     assert recording.query_state[nth][row, query] == -1
                     continue
                 target = own + 1 if shift and own + 1 < CANVAS else own
-                is_open, is_masked = (
-                    bool(canvas.open_BS[row, target]),
-                    bool(step.masked_BS[row, target]),
-                )
-                state = "masked" if is_masked else "committed" if is_open else "prompt"
-                assert recording.query_state[nth][row, query] == STATES.index(state)
-                for layer in range(2):
-                    for head in range(4):
-                        by_state[row, STATES.index(state), layer, head] += recording.map(
-                            nth, layer, head
-                        )[row, query]
+                state = own_BS[row, target]
+                assert recording.query_state[nth][row, query] == state
+                for layer, head in itertools.product(range(2), range(4)):
+                    by_state[row, state, layer, head] += recording.map(nth, layer, head)[row, query]
         found = recording.values("received_by_state")[nth]
         assert_close(found, by_state, rtol=1e-5, atol=1e-5)
         assert_close(found.sum(1), recording.received[nth], rtol=1e-5, atol=1e-5)
@@ -66,8 +59,6 @@ def test_by_state_against_the_maps(cache, sinks, shift):
     assert all(
         bool((recording.values("received_by_state")[3][:, state] > 0).any()) for state in range(3)
     )
-    assert recording.dims("received_by_state") == ("step", "batch", "state", "layer", "head", "key")
-    assert recording.array("received_by_state").shape == (NEW, 2, 3, 2, 4, sinks + CANVAS)
 
 
 def test_a_shifted_predecessor_in_the_padding_is_no_query():

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from probed import IDS
 
 from refusals import refusing
 from sinklab.core.instrument import trace
 from tiny_models import HandWritten, checkpointed, llama
-
-IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.ring("lab")
@@ -26,7 +25,7 @@ def test_the_first_backward_of_an_eager_model_under_checkpointing():
             model(IDS).logits.sum().backward()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             assert torch.equal(parameter.grad, gradient)
-        assert recording.array("received").shape == (1, 2, 2, 4, 10)
+        assert recording.array("received").shape == (1, 2, 2, 4, 12)
 
 
 class Twice(HandWritten):

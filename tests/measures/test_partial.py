@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from test_measures import outputs
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -96,28 +97,23 @@ def test_a_row_that_sees_nothing_else_keeps_its_keys():
 
 @pytest.mark.parametrize("mean", ["channels", "positions", "none"])
 def test_amplified_states_are_spread_about_their_mean(mean):
-    model = tiny_model()
-    states = []
-    layer = model.model.layers[0]
-    edit = Amplify(positions=(2, 5), scale=4.0, mean=mean, layers=(0,))
-    for edits in ((), (edit,)):
-        hook = layer.register_forward_hook(lambda *given: states.append(given[-1]), prepend=True)
-        after = model.model.layers[1].register_forward_pre_hook(
-            lambda *given: states.append(given[1][0])
-        )
-        with torch.no_grad(), intervene(model, *edits) as log:
-            model(IDS)
-        hook.remove(), after.remove()
-    given_BQD = torch.as_tensor(states[0])
-    read_BQD = torch.as_tensor(states[3])
-    means = {
-        "channels": given_BQD[:, [2, 5]].mean(-1, keepdim=True),
-        "positions": given_BQD.mean(1, keepdim=True),
-        "none": torch.zeros(()),
-    }
-    expected_BQD = given_BQD.clone()
-    expected_BQD[:, [2, 5]] = 4 * (given_BQD[:, [2, 5]] - means[mean]) + means[mean]
-    assert_close(read_BQD, expected_BQD)
+    model, some = tiny_model(), [2, 5]
+
+    def change(layer, out_BQD):
+        means = {
+            "channels": out_BQD[:, some].mean(-1, keepdim=True),
+            "positions": out_BQD.mean(1, keepdim=True),
+            "none": torch.zeros(()),
+        }
+        changed_BQD = out_BQD.clone()
+        changed_BQD[:, some] = 4 * (out_BQD[:, some] - means[mean]) + means[mean]
+        return out_BQD if layer else changed_BQD
+
+    edit = Amplify(positions=some, scale=4.0, mean=mean, layers=(0,))
+    with torch.no_grad(), intervene(model, edit) as log:
+        found = model(IDS).logits
+    with torch.no_grad(), outputs(model.model.layers, change):
+        assert_close(found, model(IDS).logits)
     assert {record.layer for record in state_records(log)} == {0}
 
 

@@ -29,7 +29,6 @@ def decoded(settings, **given):
         ({}, {"rule": LowConfidence(), "schedule": EvenQuota(), "cache": None}),
         ({"rule": "entropy:alg_temp=0.4"}, {"rule": Entropy(alg_temp=0.4)}),
         ({"rule": "low_confidence:defer_ids=3+4"}, {"rule": LowConfidence(defer_ids=(3, 4))}),
-        ({"schedule": "threshold:threshold=0.5"}, {"schedule": Threshold(0.5)}),
         (
             {"schedule": "timed:eps=1e-5,pooled=true"},
             {"schedule": Timed(1e-5, pooled=True)},

@@ -63,4 +63,3 @@ def test_errors_name_the_shapes():
     refused(
         r"shapes \(5, 8\) and \(3, 8\)", even_share, np.ones((3, 8)), np.ones((5, 8)), np.ones(3)
     )
-    refused(r"shapes \(2, 8\) and \(8,\)", find_sinks, torch.ones(8), Excess(), torch.ones(2, 8))
