@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from launched import launch
 from refusals import refused
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
-from sinklab.lab.records.reading import lost_files
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
 RUN = {
@@ -63,20 +61,14 @@ def test_samples_are_read_together_or_one_by_one():
         *(f"tokens-000{part}.parquet" for part in range(3)),
         *(f"attention-000{part}.safetensors" for part in range(3)),
     }
-    assert run.tables == ("heldout", "tokens")
-    assert run.array_files == ("attention",)
-    assert run.samples == tuple(range(12))
-    Path("run/tokens-0002.parquet").rename("tokens")
-    refused("tokens-0002.parquet is .*missing", open_run, "run")
-    Path("tokens").rename("run/tokens-0002.parquet")
+    assert run.tables == ("heldout", "tokens") and run.array_files == ("attention",)
     assert written(run) == ",".join(f"a,{one}" for one in range(12))
     assert run.table("tokens").index.tolist() == [*range(24)]
     assert run.table("tokens", 2)["sample"].tolist() == [2, 2]
     assert run.arrays("attention", 11)["received"].shape == (2, 14)
     received = run.array("attention", "received", 2)
     assert received.tolist() == [[2 + 1 / 3] * 5] * 2
-    visible = run.array("attention", "visible", 2)
-    assert (visible.dtype, visible.tolist()) == (np.float32, [2049.0, 1.0])
+    assert run.array("attention", "visible", 2).tolist() == [2049.0, 1.0]
     assert run.dims("attention", 0) == DIMS
     assert run.has("attention", 3) and not run.has("heldout", 3)
     # readable with pandas alone
@@ -89,26 +81,6 @@ def test_wrong_samples_are_named():
     refused("is 'attend'; did you mean", run.arrays, "attend", 0)
     refused("no array 'recieved'", run.array, "attention", "recieved", 0)
     refused("is 'token'; did you mean 'tokens'", run.table, "token")
-
-
-def test_an_interrupted_run_goes_on():
-    with pytest.raises(KeyboardInterrupt), RunWriter("run", **RUN) as run:
-        sample(run, 0)
-        raise KeyboardInterrupt
-    before = open_run("run").info
-    assert before.status == "interrupted"
-    # a file that was written but not yet listed when the power went
-    Path("run/tokens-0001.parquet").write_bytes(b"half")
-    Path("run/.tokens-0002.parquet.00000000.part").write_bytes(b"half")
-    with RunWriter("run", **RUN) as run:
-        assert run.missing == [*range(1, 12)]
-        assert open_run("run").info.status == "running"
-        for part in run.missing:
-            sample(run, part)
-    run = open_run("run")
-    assert (run.info.status, run.info.error, run.info.created) == ("complete", None, before.created)
-    assert written(run) == ",".join(f"a,{one}" for one in range(12))
-    assert not list(Path("run").glob(".*"))
 
 
 KILLED = """
@@ -145,29 +117,21 @@ def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, ove
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "before", "now"),
+    ("changes", "message"),
     [
-        ({"seed": 4}, "seed", 3, 4),
-        ({"settings": {"texts": ["a", "b"]}}, "settings['rule']", "'random'", "'absent'"),
-        ({"settings": {"rule": "random", "texts": ["a", "c"]}}, "['texts'][1]", "'b'", "'c'"),
-        ({"model": {"name": "n", "layers": 2}}, "model['name']", "'m'", "'n'"),
-        ({"kind": "training"}, "kind", "'study'", "'training'"),
+        ({"seed": 4}, "seed is 3, and now it is 4"),
+        ({"settings": {"texts": ["a", "b"]}}, "settings['rule'] is"),
+        ({"settings": {"rule": "random", "texts": ["a", "c"]}}, "['texts'][1] is 'b'"),
+        ({"model": {"name": "n", "layers": 2}}, "model['name'] is"),
+        ({"kind": "training"}, "kind is"),
     ],
 )
-def test_another_run_cannot_be_continued(changes, name, before, now):
+def test_another_run_cannot_be_continued(changes, message):
     """The first difference is named, also within a long list."""
     write("run")
-    message = re.escape(f"{name} is {before}, and now it is {now}")
-    refused(message, RunWriter("run", **RUN | changes).__enter__)
+    refused(re.escape(message), RunWriter("run", **RUN | changes).__enter__)
     # what was there is untouched
     assert open_run("run").info.status == "complete"
-
-
-def test_overwriting_removes_parts_too(tmp_path):
-    write(tmp_path)
-    with RunWriter(tmp_path, **RUN | {"samples": 0}, overwrite=True):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_plugin_that_has_changed_cannot_go_on(monkeypatch):
@@ -199,19 +163,4 @@ def test_a_run_or_a_shard_of_it_has_one_writer():
     with RunWriter("run", **RUN) as run:
         for part in run.missing:
             sample(run, part)
-    assert not list(Path("run").glob(".*"))
-
-
-def test_shards_write_one_run_and_keep_what_the_others_wrote():
-    def fill(first):
-        with RunWriter("run", **RUN, shard=(first, 4)) as run:
-            for part in run.missing:
-                sample(run, part)
-
-    with ThreadPoolExecutor(4) as pool:
-        for job in [pool.submit(fill, first) for first in range(4)]:
-            job.result()
-    run = open_run("run")
-    assert run.info.status == "complete" and run.samples == tuple(range(12))
-    assert lost_files(run.path, run.info) == set()
     assert not list(Path("run").glob(".*"))
