@@ -10,8 +10,8 @@ import torch
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import EqualMass, MaskPositions, MaskSinks, Random, WindowAttention
-from sinklab.lab.scoring.arms import DOSE, arm_losses, heldout_rows, together
-from tiny_diffusion import TEXT, tiny_loaded
+from sinklab.lab.scoring.arms import DOSE, arm_losses, together
+from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
 
@@ -141,23 +141,9 @@ def test_arms_and_batches_do_not_disturb_each_other_and_a_text_draws_by_its_numb
     assert (table(loaded, {"random": drawn}, some) - together)["loss"].dropna().abs().max() > 1e-4
 
 
-def test_texts_of_a_diffusion_model_have_masks_of_their_own_whatever_is_blocked():
+def test_texts_of_a_diffusion_model_have_masks_of_their_own_and_their_beginning_has_none():
     loaded = tiny_loaded()
     loaded = replace(loaded, special=replace(loaded.special, bos=20))
-    some = [[20, *ids] for ids in texts()]
-    seen = []
-    loaded.model.model.embed_tokens.register_forward_pre_hook(
-        lambda module, args: seen.append(args[0] == loaded.model.config.mask_token_id)
-    )
-    list(arm_losses(loaded, {"none": [], "top": [MaskSinks(k=2)]}, some))
-    assert len(seen) == 2 and torch.equal(*seen)
-    assert not seen[0][:, 0].any() and len({tuple(row) for row in seen[0].tolist()}) == len(some)
-
-
-def test_rows_come_from_a_corpus(tmp_path):
-    (tmp_path / "held.txt").write_text(TEXT * 10)
-    loaded = tiny_loaded()
-    text = heldout_rows(loaded, tmp_path, rows=3, length=20)
-    assert text.ids_RS.shape == (3, 20) and text.ids_RS.dtype == torch.int64
-    decoded = "".join(loaded.tokenizer.batch_decode(text.ids_RS.tolist()))
-    assert (TEXT * 10).startswith(decoded) and text.size == len(decoded.encode())
+    (rows,) = together(loaded, [[20, *ids] for ids in texts()])
+    assert not rows.masked_RS[:, 0].any()
+    assert len({tuple(row) for row in rows.masked_RS.tolist()}) == len(texts())
