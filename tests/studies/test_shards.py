@@ -17,21 +17,22 @@ from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import contents, difference
 from tiny_diffusion import tiny_loaded
 
-SETTINGS = {
-    "prompts": ("The old man", "The sea", "", "The boats", "The wind"),
-    "new_tokens": 3,
-    "block_length": None,
-    "temperature": 1.0,
-    "twin": False,
-}
+SETTINGS = StudySettings(
+    prompts=("The old man", "The sea", "", "The boats", "The wind"),
+    new_tokens=3,
+    block_length=None,
+    temperature=1.0,
+    twin=False,
+)
+QUICK = replace(SETTINGS, prompts=("The sea",), temperature=0.0, statistics=())
 
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_short_goes_on_in_shards(monkeypatch):
     """Whoever is there writes what is missing of its own; the seed is that of the run."""
     monkeypatch.setattr(observation, "SAMPLES", 1)
-    shards, settings = 3, SETTINGS
-    study(tiny_loaded(1), "whole", StudySettings(**settings))
+    shards = 3
+    study(tiny_loaded(1), "whole", SETTINGS)
     whole = contents(Path("whole"))
     info = json.loads(Path("whole/run.json").read_text())
     # as if all had been killed: three of five samples are there, one of them is damaged, another
@@ -48,8 +49,7 @@ def test_a_run_that_was_cut_short_goes_on_in_shards(monkeypatch):
 
     def write(place):
         shard = f"{place}/{shards}"
-        given = StudySettings(**settings)
-        return study(tiny_loaded(1), out, given, shard=shard, progress=said.append)
+        return study(tiny_loaded(1), out, SETTINGS, shard=shard, progress=said.append)
 
     with ThreadPoolExecutor(shards) as pool:
         assert [*pool.map(write, range(shards))] == [out] * shards
@@ -60,26 +60,10 @@ def test_a_run_that_was_cut_short_goes_on_in_shards(monkeypatch):
     assert not list(out.glob(".*"))
 
 
-def test_a_world_without_shards_means_nothing(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    assert study(tiny_loaded(), "run", QUICK) == Path("run")
-    assert open_run("run").info.status == "complete"
-
-
 def test_shards_are_counted_from_zero():
     assert (shard_of(None), shard_of("2/5")) == ((0, 1), (2, 5))
     for wrong in ("5/5", "1", "", "a/b", "-1/2", "1/2/3"):
         refused("--shard is i/n with i from 0", shard_of, wrong)
-
-
-QUICK = StudySettings(
-    prompts=("The sea",),
-    new_tokens=3,
-    block_length=None,
-    statistics=(),
-    twin=False,
-)
 
 
 def test_shards_come_into_a_folder_of_their_run_and_of_no_other():
@@ -95,3 +79,4 @@ def test_shards_come_into_a_folder_of_their_run_and_of_no_other():
     assert open_run("run").info == before
     other = replace(QUICK, new_tokens=4)
     refused(r"settings\['new_tokens'\] is 3", study, tiny_loaded(), "run", other, shard="0/2")
+    refused(r"\['weights_sha256'\]", study, tiny_loaded(seed=3), "run", QUICK)

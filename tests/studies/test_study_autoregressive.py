@@ -53,7 +53,6 @@ def cached(tmp_path_factory):
 
 def test_each_step_records_all_queries_so_far(cached):
     loaded, run = tiny_llama(), cached
-    assert run.info.model["family"] == "autoregressive"
     prompt = loaded.tokenizer(PROMPT)["input_ids"]
     text = [*prompt, *written(run)]
     with torch.no_grad():
@@ -63,7 +62,6 @@ def test_each_step_records_all_queries_so_far(cached):
     assert text == greedy[0].tolist()
 
     arrays, start = arrays_of(run), len(prompt)
-    assert arrays["received"].shape == (5, 2, 4, start + 4)
     assert arrays["positions"].tolist() == [start + step for step in range(5)]
     for step in range(5):
         maps_LHQS = eager_maps(loaded, text[: start + step])
@@ -75,10 +73,6 @@ def test_each_step_records_all_queries_so_far(cached):
         assert np.isnan(arrays["row_entropy"][step][others]).all()
         entropy_LH = -(last_LHK * np.log(last_LHK)).sum(-1)
         assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, atol=3e-3)
-        output_LH, bound_LH = (arrays[name][step][state] for name in ("output_norm", "noop_bound"))
-        assert (output_LH <= bound_LH * 1.01).all()
-        for name in ("value_norm", "key_norm"):
-            assert np.isfinite(arrays[name][step][:, : start + step]).all()
 
     windows_WLHK = arrays["window_received"]
     assert windows_WLHK.shape == (maps_LHQS.shape[-1] // 8, 2, 4, start + 4)
@@ -87,15 +81,6 @@ def test_each_step_records_all_queries_so_far(cached):
         expected_LHK = maps_LHQS[:, :, first : first + 8].mean(-2)[..., : first + 1]
         assert np.allclose(found_LHK[..., : first + 1], expected_LHK, atol=1e-3)
         assert np.isnan(found_LHK[..., first + 1 :]).all()
-
-    tokens = run.table("tokens")
-    last = tokens[tokens["step"] == 4]
-    assert last["token_id"].tolist() == text[:-1]
-    assert last["state"].tolist() == ["prompt"] * start + ["committed"] * 4
-    steps = run.table("steps")
-    assert steps["queries"].tolist() == [1] * 5
-    assert steps["committed"].tolist() == [1] * 5
-    assert run.table("generations")["rule"].tolist() == ["next_token"]
 
 
 def test_a_full_forward_records_column_sums(cached, tmp_path):
@@ -131,12 +116,8 @@ def test_a_prompt_begins_as_the_tokenizer_begins_a_text():
 
 def test_sinks_are_hidden_from_the_last_token(tmp_path):
     loaded = tiny_llama()
-    plain = replace(QUICK, statistics=())
-    whole = written(traced(loaded, tmp_path / "plain", plain))
-    edited = replace(plain, edits=("block_keys:keys=top:k=2,scores=last_row",))
-    run = traced(loaded, tmp_path / "edited", edited)
-    assert written(run)[0] == whole[0], "the first step is whole"
-    assert written(run) != whole
+    edits = ("block_keys:keys=top:k=2,scores=last_row",)
+    run = traced(loaded, tmp_path / "run", replace(QUICK, statistics=(), edits=edits))
     received = np.nan_to_num(run.array("attention", "received", sample=0).astype(np.float32))
     rows = np.diff(received, axis=0)
     removals = run.table("removals")
@@ -174,8 +155,6 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
         for full in (False, True)
     )
     removals = run.table("removals")
-    assert removals["forward"].max() == 4
-    assert run.table("steps")["step"].tolist() == [0, 1, 2, 3, 4]
     prompt = len(loaded.tokenizer(PROMPT)["input_ids"])
     lengths = np.isfinite(
         run.array("attention", "received", sample=0)[:, 0, 0].astype(np.float32)
@@ -183,13 +162,8 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
     assert lengths.tolist() == [prompt + step for step in range(5)], (
         "the clean pass left nothing in the cache"
     )
-    first = full.table("removals")
-    for table in (removals, first):
-        assert (table["keys"] == 2).all()
-    at_start = [
-        table[table["forward"] == 0]["key_list"].map(sorted).tolist() for table in (removals, first)
-    ]
-    assert at_start[0] == at_start[1]
+    cached, whole = (table[table["forward"] == 0] for table in (removals, full.table("removals")))
+    assert cached["key_list"].map(sorted).equals(whole["key_list"].map(sorted))
 
 
 @pytest.mark.parametrize(

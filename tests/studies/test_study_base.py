@@ -4,7 +4,6 @@ command.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from refusals import refused
 from sinklab.core.errors import Checked, limited
 from sinklab.core.registry import interventions
 from sinklab.lab.cli.command import conduct
-from sinklab.lab.files import load_plugin
 from sinklab.lab.measures import MaskSinks
 from sinklab.lab.records import open_run
 from sinklab.lab.registry import studies
@@ -49,15 +47,6 @@ class Toy(Study):
         work.run.table("toy", {"rows": [work.settings.rows]})
 
 
-@pytest.fixture
-def lengths(monkeypatch):
-    """The study of the example; it is forgotten afterwards."""
-    monkeypatch.setattr(studies, "_classes", dict(studies._all()))
-    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_study", raising=False)
-    load_plugin(EXAMPLE)
-    return studies["lengths"]()
-
-
 @pytest.mark.slow
 def test_the_studies_of_the_package_conform():
     texts = {"prompts": ("The sea", "A"), "new_tokens": 2, "edits": ("block_keys:keys=top:k=2",)}
@@ -66,13 +55,11 @@ def test_the_studies_of_the_package_conform():
     check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), twin=True, **text))
 
 
-def test_a_plugin_is_a_command(lengths, capsys):
+def test_a_plugin_is_a_command(scratch, capsys):
+    scratch(studies, example="add_a_study")
     model = str(save_tiny(Path("model")))
-    printed = out_of(
-        f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out", capsys
-    ).splitlines()
-    assert printed[0] == "run folder: out"
-    assert printed[1].startswith("out: ")
+    asked = f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out"
+    assert "run folder: out" in out_of(asked, capsys)
     assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
     assert cli(f"lengths --model {model} --plugin={EXAMPLE} --config out --out again") == 0
     assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))

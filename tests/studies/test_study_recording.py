@@ -12,10 +12,10 @@ import sinklab
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import trace
-from sinklab.core.registry import rules
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report
 from sinklab.lab.reports.runs import as_shown
+from sinklab.lab.scoring import encode
 from sinklab.lab.studies.trace.study import StudySettings
 from small_runs import traced
 from tiny_diffusion import MASK, tiny_loaded, tiny_tokenizer
@@ -37,7 +37,6 @@ class Dense:
     def __init__(self, loaded, ids):
         self.maps_LHQS = []
         self.norms_LHQ = []
-        self.value_norms_LK = []
         whole = F.scaled_dot_product_attention
 
         def written_out(query, key, value, *args, **kwargs):
@@ -49,7 +48,6 @@ class Dense:
                 )
                 self.maps_LHQS.append((scores / query.shape[-1] ** 0.5).softmax(-1)[0])
                 self.norms_LHQ.append(out[0].norm(dim=-1))
-                self.value_norms_LK.append(value[0].norm(dim=-1).mean(0))
             return out
 
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
@@ -69,21 +67,17 @@ def step_of(run, step):
     return tokens["token_id"].tolist(), states
 
 
-@pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, True)])
-def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
-    loaded = tiny_loaded(sink, logit_shift=shift)
+def test_what_each_state_gives_is_what_the_dense_maps_say():
+    loaded = tiny_loaded(2, logit_shift=True)
     run = traced(loaded, "run", QUICK)
     arrays = {
         key: array.astype(np.float32) for key, array in run.arrays("attention", sample=0).items()
     }
-    dims = run.dims("attention", sample=0)
-    assert dims["received_by_state"] == ("step", "state", "layer", "head", "key")
     for step in (0, 2):
         ids, state_S = step_of(run, step)
         dense = Dense(loaded, ids)
         map_LHQS = dense.map_LHQS
-        predicted_S = np.append(state_S[1:], state_S[-1]) if shift else state_S
-        assert np.allclose(arrays["received"][step], map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+        predicted_S = np.append(state_S[1:], state_S[-1])
         for state in range(3):
             mine = predicted_S == state
             if not mine.any():
@@ -98,12 +92,6 @@ def test_every_statistic_is_what_the_dense_maps_say(sink, shift):
             assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, rtol=2e-3, atol=2e-3)
             norms_LH = torch.stack(dense.norms_LHQ)[:, :, mine].mean(-1).numpy()
             assert np.allclose(arrays["output_norm"][step][state], norms_LH, rtol=2e-3)
-        assert np.isfinite(arrays["row_logsumexp"][step][0]).all()
-        norms_LK = torch.stack(dense.value_norms_LK).numpy()
-        assert np.allclose(arrays["value_norm"][step], norms_LK, rtol=2e-3)
-    bound, norm = arrays["noop_bound"], arrays["output_norm"]
-    assert (norm[np.isfinite(norm)] <= bound[np.isfinite(norm)] * 1.01).all()
-    assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
 
 
 def test_layers_heads_and_steps_can_be_chosen(plain):
@@ -111,38 +99,21 @@ def test_layers_heads_and_steps_can_be_chosen(plain):
     some = replace(QUICK, layers=(-1,), heads=(3, 1), every=2, maps=("3:0:2", "0:-1:1"))
     part = traced(loaded, "some", some)
     assert (part.info.model["recorded_layers"], part.info.model["recorded_heads"]) == ([1], [1, 3])
-    assert (part.info.model["dtype"], part.info.model["device"]) == ("float32", "cpu")
-    assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
     assert plain.table("generations").equals(part.table("generations"))
     # a step whose map is kept is recorded too
     steps = part.array("attention", "step_number", sample=0)
     assert steps.tolist() == [0, 2, 3]
     assert part.table("tokens")["step"].unique().tolist() == [0, 2, 3]
-    assert part.table("steps")["step"].tolist() == [0, 1, 2, 3]
     queries = part.table("steps")["queries"]
     assert queries.isna().tolist() == [False, True, False, False]
-    axes = {
-        "received": (1, 2),
-        "row_entropy": (2, 3),
-        "received_by_state": (2, 3),
-    }
-    for name, (layer_axis, head_axis) in axes.items():
-        chosen = (
-            plain.array("attention", name, sample=0)[steps]
-            .take([1], layer_axis)
-            .take([1, 3], head_axis)
-        )
-        assert np.array_equal(
-            part.array("attention", name, sample=0), chosen, equal_nan=chosen.dtype.kind == "f"
-        ), name
+    for name, axis in {"received": 1, "row_entropy": 2, "received_by_state": 2}.items():
+        whole = plain.array("attention", name, sample=0)[steps]
+        chosen = part.array("attention", name, sample=0)
+        np.testing.assert_array_equal(chosen, whole.take([1], axis).take([1, 3], axis + 1), name)
     assert part.array("attention", "value_norm", sample=0).shape[:2] == (3, 1)
 
     maps = part.arrays("maps", sample=0)
     assert sorted(maps) == ["step0-layer1-head1", "step3-layer0-head2"]
-    assert part.dims("maps", sample=0)["step3-layer0-head2"] == (
-        "query_step3-layer0-head2",
-        "key_step3-layer0-head2",
-    )
     ids, _ = step_of(part, 3)
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
 
@@ -158,13 +129,6 @@ def test_under_a_cache_the_queries_that_ran_are_known():
     # a block alone holds no prompt
     assert np.isnan(arrays["row_entropy"][1][2]).all()
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
-
-
-def test_guidance_is_watched_where_it_reads_the_prompt():
-    run = traced(tiny_loaded(), "run", replace(QUICK, cfg_scale=1.5))
-    ids, _ = step_of(run, 2)
-    received = run.array("attention", "received", sample=0)[2].astype(np.float32)
-    assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
 
 
 def test_a_checkpoint_without_tokenizer_is_watched_in_ids():
@@ -186,40 +150,18 @@ def test_a_chat_is_marked_as_template():
     loaded = replace(tiny_loaded(), tokenizer=tokenizer)
     settings = replace(QUICK, chat=True, prompts=("The sea",), statistics=())
     run = traced(loaded, "run", settings)
-    tokens = run.table("tokens")
-    first = tokens[tokens["step"] == 0]
-    prompt = first[first["state"] == "prompt"]
-    assert "".join(prompt["text"]) == "old: The sea; said"
-    own = prompt[~prompt["template"]]
-    assert "".join(own["text"]).strip().startswith("The")
-    assert 0 < len(own) < len(prompt)
-    assert not first[first["state"] != "prompt"]["template"].any()
-    assert run.table("generations")["prompt"].tolist() == ["The sea"]
-
-
-def hidden_states(loaded, ids):
-    """(S, D) after each layer, by hooks."""
-    seen = []
-    layers = loaded.model.model.layers
-    hooks = [layer.register_forward_hook(lambda _, __, out: seen.append(out)) for layer in layers]
-    with torch.no_grad():
-        loaded.model(torch.tensor([ids]))
-    for hook in hooks:
-        hook.remove()
-    whole = [each if torch.is_tensor(each) else each[0] for each in seen]
-    # not those of added sinks, which run through the layers alone
-    return [each[0].numpy() for each in whole if each.shape[1] == len(ids)]
-
-
-RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_masked")
+    prompt = encode(loaded, "The sea", chat=True)
+    first = run.table("tokens").query("step == 0")
+    assert first["template"].tolist() == [*prompt.template, *[False] * 8]
+    assert first["token_id"][: len(prompt.ids)].tolist() == [*prompt.ids]
 
 
 @pytest.mark.parametrize(("sink", "layers"), [(2, ()), (1, (1,))])
 def test_massive_activations_are_told_with_sinks_at_their_positions(sink, layers):
-    """Against loops over the arrays, and hooks on the layers."""
-    loaded = tiny_loaded(sink)
-    settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
-    run = traced(loaded, "run", settings)
+    """Against loops over the arrays."""
+    names = ("massive_activations", "received_from_masked")
+    settings = replace(QUICK, new_tokens=12, statistics=names, layers=layers)
+    run = traced(tiny_loaded(sink), "run", settings)
     arrays = {
         name: array.astype(np.float64) for name, array in run.arrays("attention", sample=0).items()
     }
@@ -228,22 +170,12 @@ def test_massive_activations_are_told_with_sinks_at_their_positions(sink, layers
     assert len(massive) == 4 * len(recorded) * 3 and "massive_activations" not in arrays
     for step in range(4):
         ids, state_S = step_of(run, step)
-        hidden = hidden_states(loaded, ids)
         received_LHS = arrays["received"][step][..., sink:]
         sinks_LHS = received_LHS > 1 + 3 * (len(ids) - 1) / len(ids)
         for layer in recorded:
             rows = massive[(massive["step"] == step) & (massive["layer"] == layer)]
-            size_SD = np.abs(hidden[layer])
-            assert rows["value"].abs().tolist() == pytest.approx(
-                np.sort(size_SD.ravel())[:-4:-1].tolist(), rel=1e-4
-            )
-            median = np.sort(size_SD.ravel())[(size_SD.size - 1) // 2]
             for row in rows.itertuples():
                 position = int(row.position)
-                assert hidden[layer][position, int(row.channel)] == pytest.approx(
-                    row.value, rel=1e-4
-                )
-                assert row.ratio == pytest.approx(abs(row.value) / median, rel=1e-4)
                 assert row.state == ("masked", "committed", "prompt")[state_S[position]]
                 assert row.sink_heads == pytest.approx(sinks_LHS[..., position].mean())
                 assert row.sink_heads_any == pytest.approx(sinks_LHS.mean())
@@ -310,9 +242,6 @@ def test_facts_of_a_recording_are_those_of_its_arrays_bit_for_bit(how):
         at = table.iloc[-1]
         assert at["token"] == sample.labels_TK[-1, at["key"]]
         assert [at["layer"], at["head"]] == [study.layers[-1], study.heads[-1]]
-    for rule in rules:
-        anew = as_shown(run, rule=rule)[0].measured.by_layer
-        assert len(anew) == len(study.layers), rule
 
 
 @pytest.mark.slow
@@ -325,13 +254,9 @@ def test_a_run_without_arrays_has_its_facts_and_no_other_rule(tmp_path):
         for keep in (True, False)
     )
     assert "attention" not in bare.array_files and "attention" in whole.array_files
-    one, other = whole.read.measured, bare.read.measured
-    np.testing.assert_array_equal(one.by_layer, other.by_layer)
-    assert one.motions.equals(other.motions)
+    assert whole.read.measured.motions.equals(bare.read.measured.motions)
     assert whole.summary().table.equals(bare.summary().table)
     refused("keep_arrays", bare.with_rule, "excess:epsilon=5")
     refused("keep_arrays", bare.sinks)
-    strict = whole.with_rule("excess:epsilon=5")
-    assert strict.read.measured.by_layer["events"].sum() < one.by_layer["events"].sum()
-    assert len(strict.sinks()) < len(whole.sinks())
+    assert len(whole.with_rule("excess:epsilon=5").sinks()) < len(whole.sinks())
     assert report(bare, tmp_path / "page", tables=False).stat().st_size > 10_000
