@@ -27,6 +27,7 @@ from tiny_llama import tiny_llama
 
 SETTINGS = EvalSettings(block_length=None, mc_samples=8, record_sinks=0)
 CONTEXT = "The old man sat by"
+ENDS = (" the sea", " the boats", " rain")
 
 
 def instance(
@@ -45,10 +46,9 @@ def an_lm(loaded, **changes):
 
 
 def choices(loaded, document=0):
-    ends = (" the sea", " the boats", " rain")
     return [
         instance("loglikelihood", CONTEXT, end, document=document, number=at)
-        for at, end in enumerate(ends)
+        for at, end in enumerate(ENDS)
     ]
 
 
@@ -66,16 +66,12 @@ def test_choices_are_scored_under_the_same_noise(make, specs):
     model = SinklabLM(loaded, settings=settings)
     found = model.loglikelihood(choices(loaded))
     context = ids(loaded, CONTEXT)
-    pairs = [
-        (context, ids(loaded, CONTEXT + end)[len(context) :])
-        for end in (" the sea", " the boats", " rain")
-    ]
-    group = request_number(0, "toy", 0)
+    pairs = [(context, ids(loaded, CONTEXT + end)[len(context) :]) for end in ENDS]
     direct = score(
         loaded,
         pairs,
         likelihood_settings(settings),
-        groups=[group] * 3,
+        groups=[request_number(0, "toy", 0)] * 3,
         edits=[interventions.parse(spec) for spec in specs],
     )
     assert [logprob for logprob, _ in found] == pytest.approx(
@@ -165,11 +161,7 @@ def test_lm_eval_finds_it_by_name_and_arguments():
     model = get_model("sinklab").create_from_arg_string(
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
     )
-    assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (
-        2,
-        3,
-        ("piqa",),
-    )
+    assert (model.settings.batch, model.settings.tasks) == (3, ("piqa",))
     assert model.edits == (by_protocol("paper", 2),)
     assert SinklabLM(tiny_loaded(), cache="dual").settings.cache == "dual"
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
@@ -201,13 +193,13 @@ def test_the_protocol_and_the_rule_make_the_edit(protocol):
     [
         (
             {"mask_snks": 2},
-            "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks'",
+            "did you mean 'mask_sinks'",
         ),
         (
             {"control": "random"},
-            "control=random says which keys are blocked and how, but mask_sinks is not given",
+            "mask_sinks is not given",
         ),
-        ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
+        ({"mask_sinks": 0}, "mask_sinks must be at least 1"),
         ({"tasks": ""}, "at least one task"),
     ],
 )
@@ -220,7 +212,6 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused():
     refused("fields, not both: got limit", SinklabLM, tiny_loaded(), settings=SETTINGS, limit=3)
     refused("no tokenizer files", SinklabLM, replace(tiny_loaded(), tokenizer=None))
     for given, message in (
-        ({"chat": True}, "has no known chat format; leave out --chat"),
         ({"rule": "entropi"}, "entropi"),
         (
             {"cache": "dual", "edits": ("block_keys:keys=top:k=1,when=clean",)},

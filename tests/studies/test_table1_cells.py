@@ -57,15 +57,16 @@ def test_models_are_loaded_one_after_the_other(monkeypatch):
     monkeypatch.setattr(
         Evaluation, "__call__", lambda _, load, out, cell, **how: done.append((load(), out)) or out
     )
-    models, said, loads = {}, [], []
-    for name in ("a", "b"):
-        models[name] = lambda name=name: loads.append(name) or name
+    said, loads = [], []
+    models = {name: lambda name=name: loads.append(name) or name for name in "ab"}
     settings = replace(SETTINGS, tasks=("gsm8k",))
     folders = table1(models, settings, "t", Plan(ks=(5,)), progress=said.append)
     assert done == [(str(folder.parent.name), folder) for folder in folders]
     assert loads == ["a", "b"] and len(folders) == 4
-    words = ["nothing blocked", "protocol paper, 5 most attended keys blocked"]
-    assert said == [f"{name}, gsm8k, {what}" for name in models for what in words]
+    assert said[:2] == [
+        "a, gsm8k, nothing blocked",
+        "a, gsm8k, protocol paper, 5 most attended keys blocked",
+    ]
     refused("leave out mask_sinks and", table1, {}, EvalSettings(mask_sinks=5), Path())
 
 

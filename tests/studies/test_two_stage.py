@@ -1,6 +1,5 @@
 """The sink-token paper's GSM8K protocol: steps first, then the answer, as its code does."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -76,21 +75,18 @@ def test_answers_are_compared_as_published(one, other, same):
     assert (plain_answer(one) == plain_answer(other)) is same
 
 
-def test_answers_are_found_and_compared_by_the_task(tmp_path):
+def test_answers_are_found_and_compared_by_the_task():
     pytest.importorskip("lm_eval")
-    (tmp_path / "gsm8k").mkdir()
-    rows = [{"question": text, "answer": "3+2=5\n#### 5"} for text in QUESTIONS]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
-    made = task(str(tmp_path))
+    write_gsm8k(3)
+    made = task("data")
     made.build_all_requests()
-    assert [request.args[0] for request in made.instances] == [*QUESTIONS]
-    for request, text in zip(made.instances, ("so #### 5", "so #### 6", "so"), strict=True):
+    assert made.instances[1].args[0] == "What is 1 and 1?"
+    for request, text in zip(made.instances, ("so #### 0", "so #### 6", "so"), strict=True):
         request.resps.append(text)
     made.apply_filters()
     left = [request.filtered_resps["none"] for request in made.instances]
-    assert left == ["5", "6", NO_ANSWER]
-    right = [made.process_results(rows[0], [one])["exact_match"] for one in left]
+    assert left == ["0", "6", NO_ANSWER]
+    right = [made.process_results(made.eval_docs[0], [one])["exact_match"] for one in left]
     assert right == [1.0, 0.0, 0.0]
 
 
@@ -162,7 +158,7 @@ def test_what_cannot_be_done_is_refused(loaded):
     refused(r"two stages .*no mask token", answers, tiny_llama())
 
 
-def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):
+def test_a_run_has_the_tables_of_other_tasks_and_goes_on():
     pytest.importorskip("lm_eval")
     from sinklab.lab.records import open_run
 
@@ -170,9 +166,8 @@ def test_a_run_has_the_tables_of_other_tasks_and_goes_on(tmp_path):
     settings = EvalSettings(tasks=(TWO_STAGE,), data="data", limit=2, steps=2)
     said = []
     for _ in range(2):
-        how = {"progress": said.append}
-        folder = Evaluation()(tiny_loaded(context=256), tmp_path / "run", settings, **how)
-    run = open_run(folder)
+        Evaluation()(tiny_loaded(context=256), "run", settings, progress=said.append)
+    run = open_run("run")
     (score,) = run.table("scores").to_dict("records")
     assert (score["task"], score["metric"], score["samples"]) == (TWO_STAGE, "exact_match", 2)
     samples = run.table("samples")
