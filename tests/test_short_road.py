@@ -165,11 +165,7 @@ def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
     assert set(every.loc[every["position"] == -1, "token"]) == {"added sink"}
 
 
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.slow
 def test_text_stands_for_a_rule(run, tmp_path):
-    page = sinklab.report(run, tmp_path / "page", rule="excess:epsilon=5", tables=False)
-    assert "excess (epsilon = 5, scale = sum)" in page.read_text("utf-8")
     for use in (run.with_rule, lambda rule: sinklab.report(run, tmp_path / "other", rule=rule)):
         refused("did you mean 'excess'", use, "exces:epsilon=5")
 

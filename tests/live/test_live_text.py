@@ -167,16 +167,6 @@ def test_an_added_sink_can_be_blocked_too():
     ).any()
 
 
-def test_tokens_that_spell_a_character_together_are_read_as_one(tiny):
-    (first, *_) = LiveText(tiny, SETTINGS).write("a café 😀 and", 1, 0)
-    texts = [token[1] for token in first["tokens"]]
-    assert (
-        any("😀" in text for text in texts)
-        and "◌" in texts
-        and not any("\ufffd" in text for text in texts)
-    )
-
-
 def blocked(loaded, prompt, **settings):
     live_text = LiveText(loaded, DecodingSettings(**settings))
     plain = list(live_text.write(prompt, NEW, SEED))

@@ -219,19 +219,26 @@ def short_tour(monkeypatch):
     monkeypatch.setattr("sinklab.lab.cli.tour.REAL_COSTS", costs)
 
 
+def toured(options, names, folder, capsys):
+    """What a tour prints, and by name what its page says of each model."""
+    assert cli(f"tour {options} --out {folder}") == 0
+    printed = capsys.readouterr()
+    story = html.unescape(cards(folder / "report" / "report.html"))
+    assert "Not measured" not in story and story.count("<svg") == 3
+    said = {name: re.findall(rf"<b>{name}</b> (.*?)</p>", story) for name in names}
+    assert [*map(len, said.values())] == [3] * len(names)
+    return printed, said
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_tour", "no_pictures")
 def test_the_tour_says_everything_once_and_its_page_has_all_answers(tmp_path, capsys):
-    assert cli(f"tour --quick --out {tmp_path / 'tour'}") == 0
-    printed = capsys.readouterr()
+    names = ("tiny", "tiny-sink", "tiny-causal")
+    printed, said = toured("--quick", names, tmp_path / "tour", capsys)
     lines = printed.out.splitlines() + printed.err.splitlines()
     assert len(lines) <= 40
-    story = html.unescape(cards(tmp_path / "tour" / "report" / "report.html"))
-    assert "Not measured" not in story and story.count("<svg") == 3
-    for name in ("tiny", "tiny-sink", "tiny-causal"):
-        said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
-        assert len(said) == 3 and all(sentence in printed.out.splitlines() for sentence in said)
-        assert said[2].startswith("Costs +")
+    assert all({*each} <= {*printed.out.splitlines()} for each in said.values())
+    assert all(each[2].startswith("Costs +") for each in said.values())
 
 
 def test_the_real_tour_says_how_to_get_its_models(monkeypatch, tmp_path, capsys):
@@ -247,17 +254,14 @@ def test_the_real_tour_measures_what_masking_costs(monkeypatch, tmp_path, capsys
     """Of two models that are not real, without the figures that the other tour draws."""
     write = "sinklab.lab.studies.curve.figures.write_costs"
     monkeypatch.setattr(write, lambda curves, folder: [folder / "costs.png"])
-    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", {"parent": "tiny-causal", "child": "tiny"})
-    assert cli(f"tour --real --quick --out {tmp_path / 'tour'}") == 0
-    printed = capsys.readouterr()
+    models = {"parent": "tiny-causal", "child": "tiny"}
+    monkeypatch.setattr("sinklab.lab.cli.tour.REAL", models)
+    printed, said = toured("--real --quick", models.values(), tmp_path / "tour", capsys)
     assert len(printed.out.splitlines()) <= 40, "lines of progress are more on a busy machine"
     assert "8 rows of text" in printed.err
-    story = html.unescape(cards(tmp_path / "tour" / "report" / "report.html"))
-    assert "Not measured" not in story and story.count("<svg") == 3
-    for folder, name in (("parent", "tiny-causal"), ("child", "tiny")):
+    for folder, name in models.items():
         assert open_run(tmp_path / "tour" / folder).info.model["name"] == name
         rows = open_run(tmp_path / "tour" / "curves" / folder).table("curve_rows")
         losses = rows.groupby(["k", "control"])["loss"].mean()
         change = losses[1, "top"] - losses[0, "none"]
-        said = re.findall(rf"<b>{name}</b> (.*?)</p>", story)
-        assert len(said) == 3 and f"{change:+.2f} nats a token".replace("-", "−") in said[2]
+        assert f"{change:+.2f} nats a token".replace("-", "−") in said[name][2]

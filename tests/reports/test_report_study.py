@@ -116,28 +116,6 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
         assert_allclose(got, [0.4, 0.25] if added else [np.nan] * 2, rtol=1e-3)
 
 
-def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
-    plain, added = as_studies(
-        [make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)]
-    )
-    # Two samples are too few for a word.
-    assert plain.measured.motion.word is added.measured.motion.word is None
-    # One position further at each step: no two steps share a place.
-    assert (
-        plain.measured.motion.mobility == plain.measured.motion.mobility_over.value == 1
-        and plain.measured.text_motion is None
-    )
-    assert plain.measured.motion.moves_per_step == 1
-    assert added.measured.motion.mobility == 0
-    assert added.measured.text_motion.mobility == 1
-    table = plain.measured.motions
-    assert len(table) == SAMPLES * LAYERS * HEADS and set(table["mobility"]) == {1.0}
-    assert table.loc[table["sample"] == 1, "steps"].unique().tolist() == [STEPS - 2]
-    assert plain.measured.overlap == 0
-    # The added sink stays, the text sink moves: one of three keys in common.
-    assert added.measured.overlap == pytest.approx(1 / 3)
-
-
 def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
     def masks_alone(sample, arrays):
         received = arrays["received"]

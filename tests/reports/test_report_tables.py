@@ -98,19 +98,16 @@ def test_compare_sets_two_runs_side_by_side(make_study):
     # two prompts are too few for an interval
     assert frame[["low", "high"]].isna().all(axis=None)
     rows = frame.set_index("measure").drop(columns=["low", "high"])
-
-    def row(name):
-        return rows.loc[name].tolist()
-
-    assert_allclose(row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3)
-    assert_allclose(row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3)
-    assert_allclose(row("sinks per head and step"), [1, 2, 1])
-    assert_allclose(row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9)
-    assert_allclose(
-        row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9
-    )
-    assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
-    assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
+    for name, numbers in {
+        "attention on the greatest text position, %": [30, 20, -10],
+        "attention on the added sink, %": [np.nan, 40, np.nan],
+        "sinks per head and step": [1, 2, 1],
+        "mobility of the main sink (0 static, 1 moving)": [1, 0, -1],
+        "mobility of the greatest text sink (0 static, 1 moving)": [1, 1, 0],
+        "value norm, added sink over other text": [np.nan, 0.125, np.nan],
+        "overlap of sinks with those of the next step, %": [0, 100 / 3, 100 / 3],
+    }.items():
+        assert_allclose(rows.loc[name].tolist(), numbers, rtol=2e-3, atol=1e-9, err_msg=name)
     assert not rows.isna().all(axis=1).any()
 
 
