@@ -29,23 +29,17 @@ def values(found):
     return [getattr(found, name).value for name in SHARES]
 
 
-def test_purely_semantic():
+def test_purely_semantic_and_purely_positional():
     classes = tokens()
-    found = together(mean_of(classes), classes)
-    assert_allclose(values(found), [1, 0], atol=0.03)
-    assert (
-        found.word == "semantic"
-        and found.by_class.low > 0.9
-        and found.class_over_position.above() is True
-    )
-
-
-def test_purely_positional():
-    classes = tokens()
-    received = np.broadcast_to(np.where(np.arange(PLACES) < 2, 8.0, 0.4), classes.shape)
-    found = together(received, classes)
-    assert_allclose(values(found), [0, 1], atol=0.02)
-    assert found.word == "positional" and found.class_over_position.above() is False
+    at_start = np.broadcast_to(np.where(np.arange(PLACES) < 2, 8.0, 0.4), classes.shape)
+    for received, shares, word in (
+        (mean_of(classes), [1, 0], "semantic"),
+        (at_start, [0, 1], "positional"),
+    ):
+        found = together(received, classes)
+        assert_allclose(values(found), shares, atol=0.03)
+        assert found.word == word
+        assert found.class_over_position.above() is (word == "semantic")
 
 
 def test_what_class_and_position_share_is_told_by_either():
