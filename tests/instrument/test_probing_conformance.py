@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
 from conformance.probing import check_intervention
 from refusals import refused
@@ -172,19 +171,3 @@ def test_a_statistic_is_told_what_to_give(scratch):
     statistics.register("unfinished")(Unfinished)
     message = r"\(any, any\).*axes.*'batch', 'key'.* for each layer"
     refused(message, recorded, ("unfinished",))
-
-
-def test_what_a_statistic_reads_unnamed_is_computed_when_it_asks(scratch):
-    scratch(statistics)
-
-    @statistics.register("unnamed", axes="head key")
-    def unnamed(call):
-        return call.received_BHS
-
-    model, ids = tiny_model(), torch.arange(8)[None] + 30
-    with trace(model, ("received", "unnamed"), heads=(1, 0)) as both:
-        model(ids)
-    with trace(model, ("unnamed",), heads=(1, 0)) as alone:
-        model(ids)
-    assert torch.equal(both.values("unnamed")[0], both.received[0])
-    assert_close(alone.values("unnamed")[0], both.received[0])

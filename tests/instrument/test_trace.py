@@ -181,6 +181,10 @@ def test_statistics_are_named_by_their_options_and_say_what_they_need(scratch):
     expected = recording.received[0].topk(3, -1).values
     assert torch.equal(torch.from_numpy(recording.array("largest:k=3"))[0], expected)
     assert torch.equal(recording.largest[0], expected[..., :1])
+    # what it reads unnamed is computed when it asks, for the heads that are recorded
+    with trace(model, ("largest",), heads=(1, 0)) as alone:
+        model(IDS)
+    torch.testing.assert_close(alone.largest[0], expected[:, :, [1, 0], :1])
     bare = statistics.register("bare")(type("Bare", (Statistic,), {"axes": ("batch",)}))
     with (
         refusing('a statistic hold "layer"'),

@@ -16,7 +16,7 @@ from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 
 NEW, BLOCK, CANVAS = 6, 3, 12
-PLACES = [(step, layer, head) for step in range(NEW) for layer in range(2) for head in range(4)]
+PLACES = [*itertools.product(range(NEW), range(2), range(4))]
 
 
 def expected_columns(cache, nth, shift):

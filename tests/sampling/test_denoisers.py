@@ -10,9 +10,7 @@ CANVAS = prompts([[1, 2, 3], [4]], 6)
 
 def test_scale_zero_is_the_conditional_denoiser():
     toy = ToyDenoiser(CANVAS.attention_BS)
-    wrapped = guided(toy, 0.0, CANVAS.prompt_BS, MASK)
-    assert torch.equal(wrapped(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS))
-    assert len(toy.calls) == 2
+    assert guided(toy, 0.0, CANVAS.prompt_BS, MASK) is toy
 
 
 @pytest.mark.parametrize("scale", [-0.5, 1.5])

@@ -12,10 +12,6 @@ def sample_tokens(logits_MV, temperature=0.0, generator=None, **cuts):
     return candidates(logits_MV, generator, temperature=temperature, **cuts).tokens_M
 
 
-def shaped_of(logits_MV, **sampling):
-    return candidates(logits_MV, **sampling).shaped_MV
-
-
 def test_the_sample_is_lladas_own_form_of_the_noise():
     # E = -log U makes exp(l) / (-log U)^T and l - T log E the same ordering, draw for draw.
     logits_MV = torch.randn(500, 13, generator=seeded(4), dtype=torch.float64)
@@ -38,12 +34,17 @@ def test_temperature_zero_is_the_argmax_and_draws_nothing():
 def test_shaped_logits_equal_the_definition(top_p, top_k):
     logits_MV = torch.randn(20, 17, generator=seeded(6), dtype=torch.float64) * 2
     for temperature in (0.0, 0.4, 1.0):
-        ours = shaped_of(logits_MV, temperature=temperature, top_p=top_p, top_k=top_k).softmax(-1)
+        ours = candidates(logits_MV, temperature=temperature, top_p=top_p, top_k=top_k)
         rows = [
             cut([logit / (temperature or 1) for logit in row], top_p, top_k)
             for row in logits_MV.tolist()
         ]
-        assert_close(ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+        assert_close(
+            ours.shaped_MV.softmax(-1),
+            torch.tensor(rows, dtype=torch.float64),
+            rtol=1e-12,
+            atol=1e-15,
+        )
 
 
 @pytest.mark.parametrize(
