@@ -1,6 +1,4 @@
-"""Forwards that are run in another way: under checkpointing, inside one another, for another text,
-in float64.
-"""
+"""Forwards that are run in another way: under checkpointing, and inside one another."""
 
 # B batch, S sequence
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What rules, schedules and caches are held to by name: their text, and for caches the suite of
-`sinklab check`.
-"""
+"""What rules, schedules and caches are held to by name: their text and their options."""
 
 import pytest
 import torch
