@@ -50,11 +50,9 @@ def tokens(
 
 
 def start_shares(rng, samples, share, spread):
-    """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to
-    1 all or none.
+    """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread near 0
+    alike, near 1 all or none.
     """
-    if spread <= 0:
-        return np.full(samples, share)
     size = 1 / spread - 1
     return rng.beta(share * size, (1 - share) * size, samples)
 
@@ -66,16 +64,14 @@ def median_of_beta(share, spread):
 
 
 def differences(rng, kind, shape):
-    """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails,
+    """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails, or
     "skewed".
     """
     if kind == "normal":
         return rng.standard_normal(shape)
     if kind == "heavy":
         return rng.standard_t(5, shape) / np.sqrt(5 / 3)
-    if kind == "skewed":
-        return rng.exponential(1, shape) - 1
-    raise ValueError(f"a world of differences is normal, heavy or skewed, got {kind!r}")
+    return rng.exponential(1, shape) - 1
 
 
 def paths(

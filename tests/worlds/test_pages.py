@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import planted
 import pytest
 
@@ -20,10 +21,8 @@ TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
 
 
-def study_of(path, received_NTS, classes_NTS, **tables):
-    """A run folder in which all heads receive what a world of tokens says, with these tables of all
-    samples.
-    """
+def study_of(path, received_NTS, classes_NTS):
+    """A run folder in which all heads receive what a world of tokens says."""
     _, steps, length = received_NTS.shape
     model = {"name": "world", "family": "diffusion", "layers": 1, "heads": HEADS, "sink_count": 0}
     model |= {"recorded_layers": [0], "recorded_heads": [*range(HEADS)]}
@@ -45,20 +44,11 @@ def study_of(path, received_NTS, classes_NTS, **tables):
                 "step_number": np.arange(steps, dtype=np.int32),
             }
             step, position = (index.ravel() for index in np.indices((steps, length)))
-            tokens = {"sample": np.full(len(step), sample), "step": step, "position": position}
-            tokens |= {
-                "token_id": np.ones(len(step), int),
-                "text": [TEXTS[name] for name in classes_TS.ravel()],
-            }
-            tokens |= {
-                "state": np.ones(len(step), int),
-                "special": [""] * len(step),
-                "template": [False] * len(step),
-            }
+            text = [TEXTS[name] for name in classes_TS.ravel()]
+            tokens = pd.DataFrame({"step": step, "position": position, "text": text})
+            tokens = tokens.assign(sample=sample, token_id=1, state=1, special="", template=False)
             attention = Arrays(arrays, dims | {"step_number": ("step",)})
             run.write(sample, {sample: Contents({"tokens": tokens}, {"attention": attention})})
-        for name, columns in tables.items():
-            run.table(name, columns)
     return as_studies(open_run(path))[0]
 
 
@@ -77,18 +67,6 @@ def test_a_page_finds_what_was_planted(tmp_path, where, word):
         tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95})
     )
     assert study.measured.explained.word == word and len(study.measured.explained.cells) == 12
-
-
-def test_a_page_of_three_samples_says_so(tmp_path):
-    study = study_of(
-        tmp_path / "run", *planted.tokens(np.random.default_rng(1), 3, steps=8, at_place=0.95)
-    )
-    assert (
-        not study.measured.explained.by_class.is_interval
-        and len(study.measured.explained.cells) == 3
-    )
-    assert not study.measured.motion.mobility_over.is_interval and not study.measured.motion.word
-    assert [verdict.holds for verdict in verdicts_of(study)] == [None] * 2
 
 
 def made_up_curve(folder, rng, effect, rows=12):

@@ -12,7 +12,8 @@ from sinklab.lab.reports.runs import as_studies
 from sinklab.lab.reports.tables import measures_table
 from sinklab.lab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.lab.studies.curve.verdicts import cost_verdicts
-from sinklab.lab.studies.trace.study import StudySettings, study
+from sinklab.lab.studies.trace.study import StudySettings
+from small_runs import traced
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
 PROMPTS = ("The old man", "", "The sea", "He said", "Will it", "boats and", "In the", "The house")
@@ -34,26 +35,13 @@ def random_model(seed):
     return Loaded(model, tokenizer, "random", None, "diffusion")
 
 
-def page_of(folder, seed):
-    """A run of random weights, with its twins."""
-    settings = StudySettings(
-        prompts=PROMPTS,
-        new_tokens=3,
-        block_length=3,
-        statistics=("value_norm",),
-        seed=seed,
-        twin=True,
-    )
-    study(random_model(seed), folder / "run", settings)
-    return as_studies(open_run(folder / "run"))[0]
-
-
 @pytest.mark.slow
 def test_controls_stand_beside_what_random_weights_show(tmp_path):
     pages, said = [], 0
+    how = {"prompts": PROMPTS, "new_tokens": 3, "block_length": 3, "twin": True}
     for seed in (3, 5):
-        (folder := tmp_path / str(seed)).mkdir()
-        page = page_of(folder, seed)
+        settings = StudySettings(statistics=("value_norm",), seed=seed, **how)
+        page = as_studies(traced(random_model(seed), tmp_path / str(seed), settings))[0]
         said += int(measures_table(page)["shuffled weights"].notna().sum())
         pages.append(page.answers["exist"].word)
     assert said > 5, "these pages find a lot"

@@ -20,7 +20,6 @@ from sinklab.lab.analysis.estimates import Estimate, mean_interval
 from sinklab.lab.analysis.explained import Explained, cells_of
 from sinklab.lab.analysis.movement import STRONG, MotionSummary, motion, of_windows
 from sinklab.lab.analysis.verdicts import (
-    Verdict,
     holm,
     ninety_six,
     start_only,
@@ -57,13 +56,10 @@ def _covers(found, truth):
     return found is not None and found.low <= truth <= found.high
 
 
-Judge = Callable[[np.random.Generator], Verdict]
-
-
-def _judged(worlds, judge, truth=None):
+def _judged(worlds, judge, truth):
     """Verdicts in worlds of seeds 0, 1, …"""
     found = [judge(np.random.default_rng(seed)) for seed in range(worlds)]
-    known = [] if truth is None else [_covers(verdict.estimate, truth) for verdict in found]
+    known = [_covers(verdict.estimate, truth) for verdict in found]
     return _rates((verdict.holds for verdict in found), known)
 
 
@@ -199,17 +195,21 @@ def _paths(kind, pool):
     return [motion(planted.paths(rng, kind)).overall for _ in range(pool)]
 
 
-def _motions(worlds, samples, kind):
+def _drawn(pool, worlds, samples, seed):
     """Worlds of this many samples, drawn from a pool of them."""
-    parts, rng = _paths(kind, POOL), np.random.default_rng(2)
-    drawn = (rng.choice(len(parts), samples, replace=False) for _ in range(worlds))
-    return [MotionSummary.pooled(parts[one] for one in some) for some in drawn]
+    rng = np.random.default_rng(seed)
+    drawn = (rng.choice(len(pool), samples, replace=False) for _ in range(worlds))
+    return [[pool[one] for one in some] for some in drawn]
+
+
+def _motions(worlds, samples, kind):
+    return map(MotionSummary.pooled, _drawn(_paths(kind, POOL), worlds, samples, 2))
 
 
 def words(worlds, samples, kind, word):
     """The word for the motion: yes where it is this one, no where it is another."""
     truth = float(np.nanmedian([one.mobility for one in _paths(kind, POOL)]))
-    found = _motions(worlds, samples, kind)
+    found = [*_motions(worlds, samples, kind)]
     said = (None if one.word is None else one.word == word for one in found)
     return _rates(
         said, [] if kind == "none" else (_covers(one.mobility_over, truth) for one in found)
@@ -256,11 +256,7 @@ def _written(kind, pool):
 
 
 def _texts(worlds, samples, kind):
-    parts, rng = _written(kind, POOL), np.random.default_rng(4)
-    return [
-        [parts[one] for one in rng.choice(len(parts), samples, replace=False)]
-        for _ in range(worlds)
-    ]
+    return _drawn(_written(kind, POOL), worlds, samples, 4)
 
 
 def causal_words(worlds, samples, kind, word):
@@ -375,7 +371,6 @@ VERDICTS = (
         world(starts, 0.9, 0.3),
         world(starts, 0.97, 0.02),
         _yes,
-        enough=12,
     ),
     Row(
         "sinks not only at the start",
@@ -383,7 +378,6 @@ VERDICTS = (
         world(starts, 0.9, 0.7),
         world(starts, 0.5, 0.2),
         _no,
-        enough=12,
     ),
     Row(
         "96 % filtered",
