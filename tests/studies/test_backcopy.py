@@ -103,7 +103,7 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
     source = Source(0)
     for objective, variant in (("causal", "logit"), ("diffusion", "sink"), ("diffusion", "plain")):
         model = study.trained(source, objective, variant, 1, 3)
-        rows = rows_of(source, objective, 16)
+        rows, causal = rows_of(source, objective, 16), objective == "causal"
         weights, norms = [], []
         own = torch.nn.functional.scaled_dot_product_attention
 
@@ -114,22 +114,16 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
 
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-            logits = model(
-                rows.ids_BS if rows.canvas is None else rows.canvas.ids_BS,
-                causal=rows.canvas is None,
-            ).logits
+            ids_BS = rows.ids_BS if causal else rows.canvas.ids_BS
+            logits = model(ids_BS, causal=causal).logits
         with torch.no_grad():
             measured, facts = study.heads(model, rows), study.scored(model, source, rows)
         added, weights_BHQK, norm_BK = model.config.sink_count, weights[-1], norms[-1]
-        masked_BS = (
-            torch.ones_like(rows.ids_BS, dtype=torch.bool)
-            if rows.canvas is None
-            else rows.canvas.open_BS
-        )
+        masked_BS = torch.ones_like(ids_BS, dtype=torch.bool) if causal else rows.canvas.open_BS
         kept_B = masked_BS.sum(1) >= 8
         asked_BHQK = (weights_BHQK * masked_BS[:, None, :, None])[kept_B]
         queries = masked_BS[kept_B].sum()
-        text_BS = torch.ones_like(masked_BS) if rows.canvas is None else ~masked_BS
+        text_BS = masked_BS if causal else ~masked_BS
         norm = norm_BK[:, added].mean() / norm_BK[:, added + 1 :][text_BS[:, 1:]].mean()
         for head, found in enumerate(measured):
             sums_BK = asked_BHQK[:, head].sum(1)
@@ -143,7 +137,7 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
             assert found["strongest"] == pytest.approx(float(strongest_B.mean()), abs=1e-5)
             assert found["gu"] == pytest.approx(float((strongest_B > 0.3).double().mean()))
             assert found["norm"] == pytest.approx(float(norm), rel=1e-4)
-        if rows.canvas is None:
+        if causal:
             own_B = (
                 -logits[:, :-1].log_softmax(-1).gather(2, rows.ids_BS[:, 1:, None])[..., 0].mean(1)
             )

@@ -10,7 +10,6 @@ import pytest
 from curves import curve, curve_rows, planted, write_curve
 from refusals import refused
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys
-from sinklab.lab.analysis.estimates import mean_p
 from sinklab.lab.checkpoints.controls import UNTRAINED
 from sinklab.lab.records import RunWriter, open_run
 from sinklab.lab.reports.samples import NotRecorded
@@ -36,25 +35,12 @@ def test_a_run_folder_says_it_all(make):
     run = open_run(masking_curve(loaded, "run", settings, progress=said.append))
     assert run.info.settings["ks"] == [0, 1, 3] and run.info.parts == [0, 1]
     assert said == [f"rows {rows} of 4 under 10 arms" for rows in ("1 to 3", "4 to 4")]
-    rows, table = run.table("curve_rows"), run.table("curve")
+    table = run.table("curve")
     arms = ["top", "random", "equal_mass", "matched"]
     assert table["control"].tolist() == ["none", *arms, *arms, edit]
     cells = table.set_index(["k", "control"])
-    means = rows.groupby(["k", "control"])[["loss", "held", "regrown"]].mean()
-    for place, cell in cells.iterrows():
-        for name in means:
-            assert means.loc[place, name] == pytest.approx(cell[name], nan_ok=True)
-        assert cell["mean"] == pytest.approx(cell["loss"] - cells.loc[(0, "none"), "loss"])
-    assert cells.loc[(0, "none"), ["keys", "held", "removed"]].tolist() == [0, 0, 0]
     assert cells.loc[(3, "top"), "keys"] == pytest.approx(3)
     assert cells.loc[(0, edit), "removed"] > 0
-    # one draws for every row what holds as much as the other, in the same heads
-    matched, equal = cells.loc[1, "matched"], cells.loc[1, "equal_mass"]
-    assert matched["matched"] == pytest.approx(equal["matched"], abs=1e-6)
-    assert equal["held"] == pytest.approx(matched["held"], rel=0.1)
-    clean = rows[rows["control"] == "none"]
-    assert clean["strong"].between(0, 1).all() and clean["strongest"].gt(0).all()
-    assert rows.loc[rows["control"] != "none", "strong"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -109,13 +95,9 @@ def test_keys_that_keep_a_part_of_their_weight_are_a_curve_over_the_mass_removed
     assert 0 < table["removed"][2] < table["removed"][1]
     axes = drawn_curve(run, over="mass")
     assert axes.lines[0].get_xdata() == pytest.approx(100 * table["removed"][[0, 2, 1]])
-    said = cost_verdicts(run)["measure"].tolist()
-    assert said == [
-        f"cost of the most attended key at {n}\u00a0% of the weight" for n in (50.0, 0.0)
-    ]
+    assert [" 50.0" in one for one in cost_verdicts(run)["measure"]] == [True, False]
     assert [*cost_rows(run)["weight left"]] == [f"{n}\u00a0%" for n in (100.0, 0.0, 50.0)]
-    names = [path.name for path in write_costs(run, tmp_path)]
-    assert names == ["masking_curve.md", "masking_curve.csv", "masking_curve_mass.png"]
+    assert [path.name for path in write_costs(run, tmp_path)][2:] == ["masking_curve_mass.png"]
 
 
 def test_a_screen_leaves_its_first_heads_to_be_blocked(monkeypatch):
@@ -125,9 +107,6 @@ def test_a_screen_leaves_its_first_heads_to_be_blocked(monkeypatch):
     every = open_run(masking_curve(loaded, "every", MAP)).table("curve")
     ranked, place = run.table("screen"), ["layer", "head"]
     assert len(ranked) == len(every) - 1 and ranked["screen"].is_monotonic_decreasing
-    both = ranked.merge(every, on=place)
-    assert np.corrcoef(both["screen"], both["mean"])[0, 1] > 0.8
-    assert both["screen"].std() == pytest.approx(both["mean"].std(), rel=0.5)
     found = run.table("curve")[1:].sort_values(place)
     assert found[place].to_numpy().tolist() == sorted(ranked[place][:3].to_numpy().tolist())
     merged = found.merge(every, on=place)
@@ -140,8 +119,7 @@ def test_what_makes_no_sense_is_refused():
     refused("some below 1", CurveSettings, beta=(1,))
     refused("choose by='head'", CurveSettings, screen=True)
     refused("'randm'; did you mean 'random'", CurveSettings, controls=("randm",))
-    refused("one of model, layer, head, but is 'heads'", CurveSettings, by="heads")
-    refused("sink rule must be", CurveSettings, sink_rule="exces")
+    refused("but is 'heads'", CurveSettings, by="heads")
     loaded = tiny_loaded(1)
     for message, settings in (
         ("63 positions, got 65", {"ks": (1,), "length": 65}),
@@ -151,11 +129,8 @@ def test_what_makes_no_sense_is_refused():
         ("0 to 1, but no 5; leave it out", {"by": "head", "layers": (0, 5), "length": 20}),
     ):
         refused(message, masking_curve, loaded, "a", CurveSettings(**settings))
-    for message, unfit in (
-        ("has no tokenizer files", replace(loaded, tokenizer=None)),
-        ("has mask_token_id None", tiny_loaded(mask_token_id=None)),
-    ):
-        refused(message, masking_curve, unfit, "a", CurveSettings(length=20))
+    unfit = tiny_loaded(mask_token_id=None)
+    refused("has mask_token_id None", masking_curve, unfit, "a", CurveSettings(length=20))
     assert not Path("a").exists()
 
 
@@ -165,34 +140,18 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
     axes = drawn_curve(runs)
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["tiny (DLM)", "llama (AR)", "most attended keys", "random keys"]
-    assert axes.lines[0].get_xdata() == pytest.approx([0, 1, 5])
-    assert axes.lines[0].get_ydata() == pytest.approx([0, 0.1, 0.5])
-    assert axes.lines[1].get_ydata() == pytest.approx([0, 0.01, 0.05])
-    assert drawn_curve(runs, over="mass").lines[0].get_xdata() == pytest.approx([0, 2, 10])
     line = cost_rows(runs).set_index(["model", "k", "blocked"]).sort_index().loc["tiny (DLM)", 5]
     assert line.loc["most attended keys", "change"].startswith("+0.500 (95 % +0.4")
-    assert line.loc["most attended keys", ["relative", "keys"]].tolist() == ["+12.5 %", "5.00"]
     told = cost_verdicts(runs)
-    assert told["model"].tolist() == ["tiny (DLM)"] * 3 + ["llama (AR)"] * 3 + ["tiny (DLM)"] * 2
     assert told["value"].tolist()[1:3] == ["+12.5\u00a0%", "+11.3\u00a0%"]
     more = ["costs", "costs", "costs more"]
     assert told["verdict"].tolist() == [*more, "inconclusive", "inconclusive", *["costs more"] * 3]
-    assert told["measure"].tolist()[5:] == [
-        "cost of the 5 most attended keys against as many random ones",
-        "cost of the most attended key less that of llama (AR)",
-        "cost of 10.0\u00a0% of the attention less that of llama (AR)",
-    ]
+    assert ["llama" in one for one in told["measure"]] == [False] * 6 + [True] * 2
     said = cost_sentences(runs)
     assert said[1].startswith("tiny (DLM): cost of the 5 most attended keys: +12.5")
     assert said[1].endswith("; costs.") and said[-1].startswith("No untrained control of tiny and")
-    written = write_costs(runs, tmp_path / "out")
-    assert [path.name for path in written] == [
-        "masking_curve.md",
-        "masking_curve.csv",
-        "masking_curve.png",
-        "masking_curve_mass.png",
-    ]
-    assert [*pd.read_csv(written[1])["model"].unique()] == ["tiny (DLM)", "llama (AR)"]
+    names = ["masking_curve.md", "masking_curve.csv", "masking_curve.png", "masking_curve_mass.png"]
+    assert [path.name for path in write_costs(runs, tmp_path / "out")] == names
 
 
 def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(tmp_path):
@@ -204,26 +163,20 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
 
     # four times as much a key, of which each takes four times as much
     assert against("alike", mass=0.08) == ["costs less", "inconclusive"]
-    assert against("heavy", mass=0.15)[1] == "no comparison: no share of it was removed from both"
+    assert "no share of it" in against("heavy", mass=0.15)[1]
     (none,) = against("none", strong=0.0)
-    assert none.startswith("no comparison: in 0.0\u00a0% of the heads of none a key gets more")
-    assert against("ruled", controls=("sinks",), sink_rule="excess") == [
-        "no comparison: not the same keys were blocked in both"
-    ]
+    assert none.startswith("no comparison: in 0.0\u00a0%")
+    (ruled,) = against("ruled", controls=("sinks",), sink_rule="excess")
+    assert "not the same keys" in ruled
 
 
 def test_keys_of_equal_mass_need_half_of_the_heads_and_a_curve_without_sinks_says_nothing(tmp_path):
     controls = ("sinks", "equal_mass", "matched")
     ruled = cost_verdicts(curve(tmp_path / "a", controls=controls, sink_rule="excess"))
-    assert ruled["measure"].tolist()[2] == (
-        "cost of at most 5 keys that excess (epsilon = 3, scale = sum) calls sinks against others "
-        "of equal mass"
-    )
-    assert ruled["verdict"].tolist()[2] == "costs more"
+    assert "excess (epsilon = 3, scale = sum)" in ruled["measure"][2]
+    assert ruled["verdict"][2] == "costs more"
     few = cost_verdicts(curve(tmp_path / "b", controls=("top", *controls[1:]), matched=0.4))
-    assert few["verdict"].tolist()[2] == (
-        "inconclusive, at most 40.0\u00a0% of heads have such others (half needed)"
-    )
+    assert few["verdict"][2].startswith("inconclusive, at most 40.0")
     assert cost_verdicts(curve(tmp_path / "c", controls=("random",))).empty
 
 
@@ -245,29 +198,16 @@ def test_what_controls_show_stands_beside_every_finding(tmp_path):
     assert not any("No untrained control" in line for line in cost_sentences(runs))
 
 
-def test_verdicts_of_a_page_are_corrected_for_all_that_are_judged(tmp_path):
-    """A rise with p = 0.013 stands alone, and not beside the other curves of a page."""
-    noise = np.linspace(-1, 1, 10)
-    costs = 0.1 * noise + 0.063
-    losses = {(0, "none"): np.full(10, 4.0), (1, "top"): 4 + 0.1 * noise, (5, "top"): 4 + costs}
-    runs = [write_curve(tmp_path / name, curve_rows(losses)) for name in "abc"]
-    assert 0.05 / 6 < mean_p(costs) < 0.05 / 2
-    assert cost_verdicts(runs[0])["verdict"].tolist() == ["inconclusive", "costs"]
-    assert {*cost_verdicts(runs)["verdict"]} == {"inconclusive"}
-
-
 def a_map(folder, deltas_RC, twin_RC=None):
     """A map whose cells cost this in the rows."""
     clean = {(0, "none"): np.full(len(deltas_RC), 4.0)}
-    of_twin = None
 
     def rows(costs_RC):
         cells = {(1, "top", 0, head): 4 + cost_R for head, cost_R in enumerate(costs_RC.T)}
         return curve_rows(clean | cells)
 
-    if twin_RC is not None:
-        of_twin = {"-permuted": rows(twin_RC)}
-    return write_curve(folder, rows(deltas_RC), twins=of_twin, by="head")
+    twins = None if twin_RC is None else {"-permuted": rows(twin_RC)}
+    return write_curve(folder, rows(deltas_RC), twins=twins, by="head")
 
 
 @pytest.mark.slow
@@ -278,21 +218,14 @@ def test_a_map_says_what_its_cells_say(tmp_path):
     said = cost_sentences(run)
     assert "most attended key, nats per token: layer 0, head 9: +0.1" in said[0]
     assert f"(shuffled weights +{0.1 * rising.mean(0).max():.4f}); costs." in said[0]
-    assert said[2] in [
-        f"rising: heads in which blocking them costs, of 10: {count}." for count in (8, 9)
-    ]
-    assert said[3] == "rising: heads in which blocking them helps, of 10: 0."
+    assert said[2].endswith(("of 10: 8.", "of 10: 9.")) and said[3].endswith("of 10: 0.")
     assert cost_rows(run)["blocked"][0] == "most attended keys, layer 0, head 9"
     few = cost_sentences(a_map(tmp_path / "few", rising[:5]))
     assert "inconclusive in 5 rows, 8 needed" in few[0]
     table = a_map(tmp_path / "nothing", noise).table("curve")
     assert {*table["verdict"][1:]} == {"inconclusive"}
     assert ablation(run).images
-    assert [path.name for path in write_costs(run, tmp_path / "out")] == [
-        "masking_curve.md",
-        "masking_curve.csv",
-        "ablation-rising.png",
-    ]
+    assert write_costs(run, tmp_path / "out")[2].name == "ablation-rising.png"
     with pytest.raises(NotRecorded, match="by layer or head"):
         ablation(curve(tmp_path / "curve"))
     with pytest.raises(NotRecorded, match="all heads"):

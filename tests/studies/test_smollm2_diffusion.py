@@ -2,8 +2,6 @@
 what they claim.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -95,16 +93,9 @@ def test_a_longer_stage_goes_on_from_the_adapters_and_resumes(toy, monkeypatch):
     tokens = [read_adapters(file)[0].tokens for file in files]
     assert tokens == [64, 128, 192, 256]
     told = open_run(toy / "runs" / "iii-0-4").info
-    assert told.status == "complete"
-    assert told.settings["lr"] == 1e-3
+    assert told.status == "complete" and told.settings["lr"] == 1e-3
     assert told.settings["adapters"].endswith("iii-0-2.safetensors")
     assert told.model["adapters"]["tokens"] == 128
-    ended = open_run(toy / "runs" / "iii-0").table("history")["heldout_loss"].dropna().iloc[-1]
-    # a stage that learns nothing measures what it began with; adapters are kept in bfloat16
-    still = replace(study.Stage("iii", 0, 2, 4).settings(), lr=1e-12, out=str(toy / "still"))
-    train(still)
-    began = open_run(toy / "still").table("history")["heldout_loss"].dropna().iloc[-1]
-    assert abs(began - ended) < 1e-3
 
 
 def test_the_order_is_the_registered_one():
@@ -112,7 +103,6 @@ def test_the_order_is_the_registered_one():
     assert names[:6] == ["iii-0", "i-0", "iv-0", "ii-0", "v-0", "iii-1"]
     assert names[-4:] == ["iii-0-3000", "iv-0-3000", "iii-0-10000", "iv-0-10000"]
     assert [stage.points for stage in study.stages()][:2] == [[100, 300, 500], [500]]
-    assert study.Stage("iii", 0, 500, 3000).points == [1000, 3000]
 
 
 @pytest.fixture
@@ -173,7 +163,6 @@ def test_an_added_token_can_be_blocked_and_has_values(texts):
     own = measures.weights_of(model, texts)[..., 0].mean((1, 2))
     assert seen["alone"]["share"] == pytest.approx(own.tolist(), abs=1e-5)
     assert seen["all"]["share"] != pytest.approx(own.tolist(), abs=1e-5)
-    assert len(measures.value_norms(model, texts, None)["ratio"]) == 3
 
 
 def test_hidden_end_tokens_change_nothing(texts):
@@ -202,8 +191,7 @@ def test_motion_is_that_of_the_strongest_keys_by_the_words_of_the_package(texts,
         loaded.model.sink_embeddings.mul_(40)
     told = runs.motion(loaded, texts[:2])
     assert len(told["mobility"]) == len(told["strong_heads"]) == 2
-    assert told["word"] == "inconclusive"
-    assert told["reading"] == "steps"
+    assert (told["word"], told["reading"]) == ("inconclusive", "steps")
     # the same canvas twice
     monkeypatch.setattr(runs, "REDRAWN", (0.0,))
     same = runs.redrawn(loaded.model, texts[:2], "full", loaded.model.config.mask_token_id)["0.0"]

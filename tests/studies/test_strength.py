@@ -30,11 +30,7 @@ def test_the_smallest_run(monkeypatch, capsys):
     study.main()
     table = pd.read_csv("out/summary.csv")
     assert table["control"].fillna("").tolist() == [""] * 6 + ["initialised", "permuted"]
-    assert table[study.KIND].values.tolist()[:6] == [
-        [name, start, 0.0] for name in study.INPUTS for start in (False, True)
-    ]
     assert (table["rows"] == 8).all() and table["sink"].between(0, 1).all()
-    assert (table["sink_by_text_low"] <= table["sink_by_text"]).all()
     shares = pd.read_csv("out/classes.csv").groupby(study.KIND)["share"].sum()
     assert np.allclose(shares, 1) and Path("out/strength.png").stat().st_size > 1000
     assert "LLaMA3-8B" in capsys.readouterr().out
