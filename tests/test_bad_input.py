@@ -333,18 +333,14 @@ def test_raw_bytes_in_an_argument_end_with_one_line(capsys):
     assert told.startswith("sinklab: ") and "a prompt is text in UTF-8" in told
 
 
-def failing_info(error, monkeypatch, capsys):
-    """What `sinklab info` says of an error deep inside."""
+def test_the_last_resort(monkeypatch, capsys):
+    """What a command says of an error deep inside."""
 
     def fails(*given, **named):
-        raise error
+        raise RecursionError("too\ndeep")
 
     monkeypatch.setattr("sinklab.lab.checkpoints.info.describe", fails)
-    return error_of("info tiny", capsys)
-
-
-def test_the_last_resort(monkeypatch, capsys):
-    said = failing_info(RecursionError("too\ndeep"), monkeypatch, capsys)
+    said = error_of("info tiny", capsys)
     assert said == "sinklab: RecursionError, which --debug traces: too deep\n"
     with pytest.raises(RecursionError):
         main(["info", "tiny", "--debug"])

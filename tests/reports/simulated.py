@@ -3,9 +3,9 @@ them back.
 """
 
 import numpy as np
-from noted import halved
 
 from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
+from sinklab.lab.studies.trace.recording import WHOLE
 
 PROMPT, BLOCK = 6, 6
 WORDS = [
@@ -48,6 +48,14 @@ REMOVALS = {
     "key_list": [[5, 7], [7], [7]],
 }
 """a table of what edits took away: from one head, twice the same key"""
+
+
+def halved(arrays):
+    """Arrays as a trace stores them: floats as float16, but for counts."""
+    return {
+        name: one if one.dtype.kind != "f" or name in WHOLE else one.astype(np.float16)
+        for name, one in arrays.items()
+    }
 
 
 def attention(shape, added, share, text_share, norm):

@@ -10,7 +10,7 @@ from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import NotRecorded, as_studies, report
 from sinklab.lab.reports.tables import measures_table, verdicts_of
 
-SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
+STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
 EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
 
 

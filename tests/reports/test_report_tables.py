@@ -16,8 +16,6 @@ from sinklab.lab.reports import (
 from sinklab.lab.reports.printed import markdown
 from sinklab.lab.reports.tables import tables_of, write_tables
 
-STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
-
 
 def test_tables_hold_the_numbers_of_the_study(make_study):
     study = as_studies(make_study(recorded_layers=[2, 5]))[0]

@@ -5,16 +5,16 @@ so.
 import re
 
 import pytest
-from noted import again
 
-from sinklab.lab.records import Arrays, Contents, open_run
+from sinklab.lab.records import Arrays, Contents, RunWriter, open_run
 from sinklab.lab.reports import as_studies, report
 from sinklab.lab.reports.tables import table
 
 
 def beside(run, **twins):
     """The run with the attention and the losses of other runs as those of its twins."""
-    with again(run) as writer:
+    about = ("kind", "model", "settings", "seed", "samples", "part_size")
+    with RunWriter(run.path, **{name: getattr(run.info, name) for name in about}) as writer:
         for kind, other in twins.items():
             for sample in other.samples:
                 values, dims = other.arrays("attention", sample), other.dims("attention", sample)
