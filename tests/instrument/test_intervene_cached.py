@@ -177,3 +177,21 @@ def test_a_choice_of_the_step_before_is_refused_where_generate_reorders_rows(mod
     if mode == "assisted_generation":
         assert torch.equal(write(fixed, **REORDERING[mode]), write(fixed))
     assert write(MaskSinks(1)).shape == (1, 12)
+
+
+@pytest.mark.parametrize("cache", [None, DualCache()])
+def test_guidance_has_two_memories(cache):
+    model = tiny_model(SINKS)
+    edit = MaskSinks(1, when="kept")
+    log, recording, _ = decode(
+        model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2
+    )
+    assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
+    first, *_ = log.removals
+    assert first.forward == 2 and torch.equal(
+        first.columns_BLHM[..., 0], recording.received[0].argmax(-1)
+    )
+    counts = [removal["keys"].unique().tolist() for removal in log.removals]
+    assert counts[::2] == counts[1::2] == [[count] for count in range(1, NEW)]
+    # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
+    assert not torch.equal(log.removals[0]["held"], log.removals[1]["held"])

@@ -14,7 +14,7 @@ from probed import EXACT, IDS, PADDED, TEXTS, padding
 from torch.testing import assert_close
 
 from refusals import refused, refusing
-from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene
+from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskSinks, Random
 from tiny_models import HandWritten, llama
@@ -120,3 +120,19 @@ def test_what_a_model_has_not_is_refused(model, edit, message):
     with refusing(message), intervene(model, edit):
         model(IDS, **given)
         model(IDS, **given)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
+    model = llama(causal=True)
+    edit = MaskSinks(2, when="kept", scores="last_row", limit=limit)
+    with intervene(model, edit) as log, trace(model) as recording:
+        model.generate(IDS, max_new_tokens=5, do_sample=False, attention_mask=torch.ones_like(IDS))
+    gone = [int(removal["keys"].min()) for removal in log.removals]
+    assert gone == ([2, 4, 6, 8] if limit is None else [2, 3, 3, 3])
+    for removal, row in zip(log.removals, recording.received[1:], strict=True):
+        assert (
+            row.gather(-1, removal.columns_BLHM.clamp(min=0)) * (removal.columns_BLHM >= 0) == 0
+        ).all()
+        left = torch.full_like(removal["left"], row.shape[-1]) - removal["keys"]
+        assert_close(removal["left"], left)
