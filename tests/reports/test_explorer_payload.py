@@ -149,6 +149,9 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
     assert [shown["index"] for shown in content["samples"]] == list(range(len(content["samples"])))
     # The first sample is there however small the budget is.
     assert len(arrays_of(study, budget=10)["samples"]) == 1
+    # So it is where many keys hold the greatest share of all: a floor above it leaves none.
+    even = as_studies(simulate(tmp_path / "even", samples=2, layers=3, heads=8))[0]
+    assert arrays_of(even, budget=1_000)["samples"][0]["floor"] > 1
 
 
 def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
