@@ -243,6 +243,7 @@ def test_public_names_are_defined_where_their_stub_says(package):
             assert value is getattr(module, alias.name)
 
 
+@pytest.mark.slow
 def test_scripts_import_what_there_is():
     """Nothing runs the benchmarks here."""
     root = SOURCE.parents[1]

@@ -214,6 +214,7 @@ def checkpoint(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("checkpoint") / "checkpoint")
 
 
+@pytest.mark.slow
 def test_run_folders(run, tmp_path):
     def read(folder):
         opened = open_run(folder)

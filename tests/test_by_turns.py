@@ -34,6 +34,7 @@ def test_old_and_new_take_turns_and_a_ratio_is_that_of_medians(turns, capsys):
     assert "decoding: 1.125 [1.125, 3.0]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_case_is_a_process_with_the_code_of_its_tree(monkeypatch, tmp_path):
     shown = "import sinklab; raise SystemExit(sinklab.__file__)"
     monkeypatch.setitem(by_turns.WHOLE, "help", ("-c", shown))

@@ -46,6 +46,7 @@ def test_positions_of_a_causal_model_cost_what_its_logits_say():
         assert found["removed"].iloc[0] == pytest.approx(log.dose().removed, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_positions_that_are_read_are_those_that_were_asked_for():
     lm = an_lm("diffusion")
     whole = lm.compare(ARMS, TEXTS, samples=4).to_pandas()
@@ -88,6 +89,7 @@ def a_kind(kind):
     return LM(**vars(loaded)), TEXTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_costs_what_its_loss_says_whatever_the_model(kind):
     """Given tokens, [CLS], [SEP] or a start token, are no tokens without loss."""
@@ -142,6 +144,7 @@ def test_what_a_sample_says_against_its_interval_is_said():
     assert "of it" not in summary(*range(1, 9))
 
 
+@pytest.mark.slow
 def test_controls_that_learned_nothing_are_arms():
     found = an_lm("diffusion").compare({"sinks": MaskSinks(k=1)}, TEXTS, samples=2, controls=True)
     words = ("shuffled weights", "fresh weights")

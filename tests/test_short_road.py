@@ -72,6 +72,7 @@ def test_it_writes_as_its_kind_writes(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_scored_is_refused(tmp_path):
     lm = sinklab.load(save_tiny(tmp_path / "model"))
     refused("at least one token", lm.loss, [])
@@ -139,6 +140,7 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, "top:k=2"])
 def test_its_sinks_are_those_that_the_arrays_hold(run, rule):
     ruled = run if rule is None else run.with_rule(rule)
@@ -170,6 +172,7 @@ def test_text_stands_for_a_rule(run, tmp_path):
         refused("did you mean 'excess'", use, "exces:epsilon=5")
 
 
+@pytest.mark.slow
 def test_text_stands_for_an_edit():
     lm, edit, text = short(), MaskSinks(k=1), "block_keys:keys=top:k=1"
     assert lm.loss(TEXT, edits=text) == lm.loss(TEXT, edits=[edit])
@@ -184,6 +187,7 @@ def test_text_stands_for_an_edit():
         refused("did you mean 'block_keys'", use, "block_key:keys=top:k=1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_of_one_step_has_a_page_and_says_that_nothing_moves():
     run = short().watch("The old", 1)

@@ -117,6 +117,7 @@ def test_a_masked_model_writes_between_its_fixed_ends(kind):
     assert (ids[:3], len(ids), ids[-1]) == ([CLS, 7, 8], 8, SEP)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_masks_in_a_prompt_are_filled_step_by_step_and_the_page_is_written(tmp_path):
     lm = sinklab.wrap(tiny_masked("bert"), word_tokenizer())

@@ -155,6 +155,7 @@ def test_pairs_that_are_too_long_are_left_out_whole(style):
         refused(message, pair_rows, PAIRS, tokenizer, size, style=asked)
 
 
+@pytest.mark.slow
 def test_real_pairs_give_the_published_rows():
     folder = shared("data/gsm8k_aug")
     assert len(read_pairs(folder / "train_eq_derived.txt.gz")) == 6973

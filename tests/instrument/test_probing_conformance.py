@@ -58,6 +58,7 @@ def test_every_built_in_selector_and_removal_is_checked():
     assert all(f"how={name}" in texts for name in own)
 
 
+@pytest.mark.slow
 def test_the_intervention_of_the_example_conforms(scratch):
     scratch(interventions, example="add_a_intervention")
     check_intervention("temper:temperature=3")

@@ -76,6 +76,7 @@ def logits(loaded, ids_1S, hidden):
         return loaded.model(ids_1S, visible=visible_SS).logits[0]
 
 
+@pytest.mark.slow
 def test_the_plain_text_is_the_one_that_the_model_writes(tiny, live_text):
     told = live_text[1]
     seen, end = by_hand(tiny, ids(told[0]), 0, 99)
@@ -87,6 +88,7 @@ def test_the_plain_text_is_the_one_that_the_model_writes(tiny, live_text):
     assert [step["ages"].count(3) for step in steps(told)] == list(range(NEW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 3, NEW - 1])
 def test_a_key_is_gone_from_a_step_on_and_everything_before_stays(tiny, live_text, edited, first):
     plain, edited = live_text[1], edited(first, 1)
@@ -153,6 +155,7 @@ def test_what_became_of_the_main_sinks(live_text, edited):
     assert key not in measured["went"] and measured["went"][0] in after[before == key]
 
 
+@pytest.mark.slow
 def test_an_added_sink_can_be_blocked_too():
     live_text = LiveText(load("tiny-sink"), SETTINGS)
     plain = steps(list(live_text.write(PROMPT, 4, 0)))

@@ -215,6 +215,7 @@ def cases_of(family, kind):
     return [case for case in stored if case["name"] not in left_out]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gen", "infill"])
 @pytest.mark.parametrize("family", A2D)
 def test_every_canvas_of_dllm(family, kind):

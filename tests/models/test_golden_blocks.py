@@ -299,6 +299,7 @@ def fast_dllm(case, prompts, total):
     return steps, first
 
 
+@pytest.mark.slow
 def test_every_canvas_of_fast_dllm_v2():
     for case in cases_of("fast_dllm_v2"):
         name, theirs, tensors = case["name"], case["settings"], stored("fast_dllm_v2", case)

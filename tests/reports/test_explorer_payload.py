@@ -224,6 +224,7 @@ def hidden_of(content, layers, heads):
     return (numbers[..., None] == 1 + np.arange(content["keys"])).any(-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sink", "settings"),
     [

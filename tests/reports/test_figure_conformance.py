@@ -43,6 +43,7 @@ def test_every_figure_conforms(name, runs):
             check_figure(name, runs[kind])
 
 
+@pytest.mark.slow
 def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch):
     assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 60
     load_plugin(EXAMPLE)

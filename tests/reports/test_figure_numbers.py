@@ -41,6 +41,7 @@ def numbers_of(name, runs, **options):
     return figures[RENAMED.get(name, name)].drawn(runs, **options)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, frozen in FROZEN.items() for name in frozen]
 )

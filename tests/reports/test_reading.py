@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_page_reads_all_queries_so_far_and_says_so(folder):
     run = open_run(folder)
     assert run.info.model["reading"] == "all queries so far" and "all queries so far" in repr(run)

@@ -121,6 +121,7 @@ def test_the_sentences_are_true_of_the_arrays(runs):
         assert f"as many random tokens {random.mean() - clean.mean():+.2f}" in said
 
 
+@pytest.mark.slow
 def test_the_first_token_is_named_by_its_place(make_study):
     study = as_studies(make_study("ar", family="autoregressive", text_share=0.8, samples=SAMPLES))[
         0
@@ -161,6 +162,7 @@ def grown(folder, regrown_R, at):
     return write_curve(folder, rows.reset_index())
 
 
+@pytest.mark.slow
 def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
     trace = make_study("plain", samples=SAMPLES)
     tables = {

@@ -319,6 +319,7 @@ def measured(numbers, table):
     return found.set_index(["row", "column"])
 
 
+@pytest.mark.slow
 def test_each_cell_stands_beside_the_published_one(onetoken_folder):
     numbers = onetoken(onetoken_folder)
     mine = measured(numbers, 1)

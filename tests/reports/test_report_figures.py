@@ -28,6 +28,7 @@ from sinklab.lab.reports.words import number, percent
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
 
+@pytest.mark.slow
 def test_statistics_without_a_figure_of_their_own_are_drawn_by_layer_and_step(make_study):
     run = make_study("plain")
     for name, value in (("row_entropy", 2.5), ("key_norm", 8.0)):
@@ -108,6 +109,7 @@ def test_without_a_choice_the_head_of_median_mobility_is_shown(make_study):
     assert [*moving.get_ydata()] == [PROMPT + step for step in range(STEPS)]
 
 
+@pytest.mark.slow
 def test_an_interval_needs_eight_samples(make_study):
     assert sink_share.drawn(make_study("few", samples=7))[1]["low"].isna().all()
 

@@ -143,6 +143,7 @@ def test_tables_lie_beside_if_they_are_asked_for(drawn_report, make_study, shown
     assert [path.name for path in (tmp_path / "page-0").iterdir()] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_everything_from_a_run_is_escaped(make_study, shown):
     run = make_study(
         "<img src=x onerror=1>",
@@ -191,6 +192,7 @@ def test_what_a_run_did_not_write_is_left_out(make_study, shown):
     assert "the added sink receives 50.0 %" in shown(mixed).content
 
 
+@pytest.mark.slow
 def test_many_samples_stand_behind_a_line_and_edits_that_never_acted_are_named(make_study, shown):
     many = {
         "sample": list(range(20)),

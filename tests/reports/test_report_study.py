@@ -116,6 +116,7 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
         assert_allclose(got, [0.4, 0.25] if added else [np.nan] * 2, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
     def masks_alone(sample, arrays):
         received = arrays["received"]
@@ -170,6 +171,7 @@ def planted_norms(change):
     return put
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "longer", "word"), [(1.0, None, "inconclusive"), (1.3, True, "longer")]
 )
@@ -217,6 +219,7 @@ def test_steps_that_were_not_recorded_are_left_out(make_study):
     assert (sample.ages_TS[2] == "just committed").sum() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
     whole = make_study()

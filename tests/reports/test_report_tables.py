@@ -161,6 +161,7 @@ def test_the_same_run_gives_the_same_bytes(make_study, tmp_path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.slow
 def test_unknown_figures_and_formats_are_refused_before_drawing(make_study, tmp_path):
     run = make_study()
     for wrong, message in (

@@ -218,6 +218,7 @@ def test_curves_draw_what_was_recorded(pair):
     assert axes.get_ylim()[0] < 4 < 5.5 < axes.get_ylim()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_one_page_that_loads_and_runs_nothing(pair, tmp_path):
     target = report(pair, tmp_path / "out", tables=False)

@@ -86,6 +86,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["sink", "autoregressive"])
 def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(family):
     """The plain twin: `intervene` around a clean pass and the scored one, text by text."""
@@ -122,6 +123,7 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
                     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: tiny_loaded(1), tiny_llama])
 def test_arms_and_batches_do_not_disturb_each_other_and_a_text_draws_by_its_number(make):
     loaded, some = make(), texts()

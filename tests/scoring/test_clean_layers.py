@@ -55,6 +55,7 @@ def layers_run(loaded, ids_RS):
     return len(ran), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["sink", "blocks", "autoregressive"])
 def test_layers_below_the_first_edit_are_those_of_the_clean_pass_bit_for_bit(family, monkeypatch):
     loaded, ids_RS = deep(family), torch.randint(3, 280, (6, 24))

@@ -55,6 +55,7 @@ def test_scores_equal_plain_loops_over_the_same_masks(model, noise, cfg_scale):
         assert (one.tokens, one.dropped, chain.stderr) == (len(request[1]), 0, 0)
 
 
+@pytest.mark.slow
 def test_a_forward_has_so_many_rows_at_most():
     for loaded, cfg_scale in ((tiny_loaded(), 0.0), (tiny_loaded(), 1.0), (tiny_llama(), 0.0)):
         sizes = []
@@ -159,6 +160,7 @@ def test_long_contexts_lose_their_left_end():
     assert stated.dropped == 66, "what the authors state counts, not only what the positions reach"
 
 
+@pytest.mark.slow
 def test_rolling_is_the_sum_over_chunks():
     text, settings = ids(150), LikelihoodSettings(samples=4, batch=3)
     loaded = tiny_loaded()

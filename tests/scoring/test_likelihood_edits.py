@@ -117,6 +117,7 @@ def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose():
         assert all(math.isfinite(one.logprob) for one in found)
 
 
+@pytest.mark.slow
 def test_random_controls_follow_their_seed_and_the_settings():
     loaded = tiny_loaded()
     edit = BlockKeys(Random(TopKeys(2)))

@@ -59,6 +59,7 @@ def test_the_likelihood_is_that_of_enumeration():
     assert torch.allclose(SMALL.nats(rows), -chances.log() / 5, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_of_enumeration_and_its_bound_is_the_entropy():
     rows, chances = all_rows(SMALL)
     bound = 0.0
@@ -99,6 +100,7 @@ def scores_of(q, k, attn_mask=None, is_causal=False, scale=None, **rest):
     return scores + attn_mask
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_a_plain_computation_gives():
     source = Source(0)
     for objective, variant in (("causal", "logit"), ("diffusion", "sink"), ("diffusion", "plain")):
@@ -151,6 +153,7 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
         assert facts["hidden"] != facts["loss"]
 
 
+@pytest.mark.slow
 def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
     source = Source(4)
     plain = study.new_model(source, "plain", 1).state_dict()

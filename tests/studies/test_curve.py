@@ -27,6 +27,7 @@ TEXT = {"rows": 4, "length": 16, "batch": 3, "heldout": "held.txt", "twin": Fals
 CURVE, MAP = CurveSettings(**TEXT), CurveSettings(by="head", **TEXT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: tiny_loaded(1), tiny_llama])
 def test_a_run_folder_says_it_all(make):
     loaded, said = make(), []
@@ -43,6 +44,7 @@ def test_a_run_folder_says_it_all(make):
     assert cells.loc[(0, edit), "removed"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"by": "layer", "ks": (2,)}, {"sink_rule": "excess:epsilon=0.5", "ks": (3,)}]
 )
@@ -62,6 +64,7 @@ def test_every_cell_of_a_map_is_what_an_edit_of_this_head_alone_costs(changes):
                 assert found[name] == pytest.approx(one.about[name], abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one():
     settings = replace(CURVE, ks=(1,), rows=8, sink_rule="excess:epsilon=15")
     run = open_run(masking_curve(tiny_loaded(), "run", settings))
@@ -72,6 +75,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one():
     assert cost_verdicts(run)["verdict"].tolist()[0] == "inconclusive"
 
 
+@pytest.mark.slow
 def test_controls_are_measured_as_in_a_run_of_their_own():
     loaded, settings = tiny_loaded(1), replace(MAP, by="layer")
     run = open_run(Curve()(loaded, "run", replace(settings, twin=True)))
@@ -84,6 +88,7 @@ def test_controls_are_measured_as_in_a_run_of_their_own():
             assert not alone.table(name).equals(run.table(name))
 
 
+@pytest.mark.slow
 def test_keys_that_keep_a_part_of_their_weight_are_a_curve_over_the_mass_removed(tmp_path):
     loaded, asked = tiny_loaded(1), replace(CURVE, rows=8, beta=(0.5, 0, 1), controls=("sinks",))
     run = open_run(masking_curve(loaded, "run", asked))
@@ -100,6 +105,7 @@ def test_keys_that_keep_a_part_of_their_weight_are_a_curve_over_the_mass_removed
     assert [path.name for path in write_costs(run, tmp_path)][2:] == ["masking_curve_mass.png"]
 
 
+@pytest.mark.slow
 def test_a_screen_leaves_its_first_heads_to_be_blocked(monkeypatch):
     monkeypatch.setattr("sinklab.lab.studies.curve.arms.FIRST", 3)
     loaded, screened = tiny_llama(), replace(MAP, screen=True)
@@ -154,6 +160,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path):
     assert [path.name for path in write_costs(runs, tmp_path / "out")] == names
 
 
+@pytest.mark.slow
 def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(tmp_path):
     tiny = curve(tmp_path / "tiny")
 
@@ -180,6 +187,7 @@ def test_keys_of_equal_mass_need_half_of_the_heads_and_a_curve_without_sinks_say
     assert cost_verdicts(curve(tmp_path / "c", controls=("random",))).empty
 
 
+@pytest.mark.slow
 def test_what_controls_show_stands_beside_every_finding(tmp_path):
     controls = ("top", "random", "equal_mass", "matched")
     runs = [

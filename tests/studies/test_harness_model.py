@@ -56,6 +56,7 @@ def ids(loaded, text):
     return loaded.tokenizer(text)["input_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "specs", [("block_keys:keys=top:k=2",), ("block_keys:keys=random:like=top:k=2",)]
 )

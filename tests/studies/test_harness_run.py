@@ -33,6 +33,7 @@ def finished(tmp_path_factory):
     return run_toys(out=tmp_path_factory.mktemp("toys") / "run")
 
 
+@pytest.mark.slow
 def test_scores_are_means_over_samples(finished):
     assert (finished.info.kind, finished.info.status) == ("benchmark", "complete")
     assert finished.info.settings["tasks"] == ["toy_texts", "toy_choices", "toy_ends"]
@@ -166,6 +167,7 @@ def test_an_autoregressive_model_is_scored_too():
     assert (samples[samples["task"] == "toy_choices"]["stderrs"].map(max) == 0).all()
 
 
+@pytest.mark.slow
 def test_long_prompts_are_cut_and_counted():
     settings = replace(SETTINGS, new_tokens=30, mask_sinks=None, record_sinks=0)
     run = run_toys(settings, tiny_loaded(context=48))

@@ -55,6 +55,7 @@ CLEAN = (MaskSinks(k=1, when="clean"), WindowAttention(radius=3))
 CAUSAL_LOOP, CAUSAL_CLEAN = by_last_query(LOOP), by_last_query(CLEAN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, edits",
     [
@@ -85,6 +86,7 @@ def close(one, other):
         assert left == pytest.approx(right, abs=1e-4, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, selector",
     [(lambda: tiny_loaded(1), "received"), (tiny_llama, "last_row")],
@@ -108,6 +110,7 @@ def test_facts_of_a_row_do_not_depend_on_its_neighbours(make, selector):
             assert row["in_masked"] == row["in_sink"] == 0 < row["in_prompt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["paper", "rule", "clean"])
 def test_the_dose_of_an_answer_is_that_of_its_log(protocol):
     loaded = tiny_loaded(1)

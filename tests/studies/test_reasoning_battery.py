@@ -65,6 +65,7 @@ def test_a_plan_may_take_any_way_of_the_graph():
     assert not any(study.is_right("Pabbdaccd?ad", "abd", way) for way in ("ad", "abcd", "ab", "d"))
 
 
+@pytest.mark.slow
 def test_splits_never_overlap_and_training_is_easier():
     train, test = ([*study.problems(split, 3000)] for split in ("train", "test"))
     assert not {one for one, _ in train} & {one for one, _ in test}
@@ -123,6 +124,7 @@ def test_series_are_contrasted_on_the_same_problems_where_both_are_able():
     assert study.contrasts(answers)["cells"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_committed_intervals_are_those_of_the_committed_counts():
     """Nothing is drawn from counts to intervals: 577 rows of the page's scores."""
     scores = pd.read_csv(study.Path(study.__file__).with_suffix("") / "scores.csv")

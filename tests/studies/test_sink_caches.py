@@ -85,6 +85,7 @@ def test_each_head_keeps_its_sinks_and_then_the_nearest_columns(study, keep, sin
             assert received_K[0] > 0 and (received_K[10:] > 0).all()
 
 
+@pytest.mark.slow
 def test_what_keeps_or_computes_everything_is_no_other_cache(study):
     model = tiny_model(1).double()
     dual, refreshed = (written(model, cache, block_length=3)[0] for cache in ("dual", None))

@@ -78,6 +78,7 @@ def recorded(received_LHK):
     return SimpleNamespace(prefix=1, received=[received_BLHK], visible_by_layer=[visible])
 
 
+@pytest.mark.slow
 def test_the_strongest_of_each_place_are_taken_head_by_head(study):
     seen = recorded([[[9.0, 1, 2, 3, 4, 5], [9, 5, 4, 3, 2, 1]]])
     # one position alone has nothing to be compared with

@@ -129,6 +129,7 @@ def test_kept_rows_of_a_causal_model_are_those_of_a_late_block(texts):
     assert model.config.attention == "full"
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_both_sides_reads_other_rows_anew(texts):
     model = tiny_model(context=128, logit_shift=True)
     anew = costs.block_costs(model, texts[:1], "full", model.config.mask_token_id)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from numpy.testing import assert_array_equal
 
 from sinklab.lab.studies.trace.study import StudySettings
@@ -9,6 +10,7 @@ from small_runs import traced
 from tiny_llama import tiny_llama
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_recorded_are_added_up(tmp_path):
     edits = ("block_keys:keys=top:k=2,scores=last_row",)
     quick = StudySettings(prompts=("The old man sat",), new_tokens=8, statistics=(), edits=edits)

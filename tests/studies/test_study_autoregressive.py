@@ -143,6 +143,7 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path):
     assert len(short.table("removals")) == 0
 
 
+@pytest.mark.slow
 def test_a_clean_pass_reads_its_own_past(tmp_path):
     loaded = tiny_llama()
     spec = "block_keys:keys=top:k=2,when=clean,scores=last_row"

@@ -17,6 +17,7 @@ QUICK = StudySettings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
 def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_scale):
     settings = replace(
@@ -40,6 +41,7 @@ def test_a_run_under_edits_is_watched_and_says_what_was_removed(tmp_path, cfg_sc
         assert (watched[:, :, :, 2] == 0).all(), "position 1 stands behind one sink column"
 
 
+@pytest.mark.slow
 def test_random_columns_differ_between_samples_and_come_again(tmp_path):
     edits = ("block_keys:keys=random:like=top:k=2,seed=4",)
     quick = replace(QUICK, prompts=("The sea",) * 2, new_tokens=4, steps=2, edits=edits)

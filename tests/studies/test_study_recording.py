@@ -198,6 +198,7 @@ def test_clipped_channels_are_a_table(plain):
     assert "clipped" not in plain.tables
 
 
+@pytest.mark.slow
 @pytest.mark.ring("extras")
 def test_a_run_says_whose_forward_it_measured(plain, tmp_path):
     loaded = tiny_loaded(1)

@@ -49,6 +49,7 @@ CASES = {
 WITH_EXTRAS = pytest.param("tokens edited", marks=pytest.mark.ring("extras"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*(one for one in CASES if one != "tokens edited"), WITH_EXTRAS])
 def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path, case):
     make, changes = CASES[case]

@@ -125,6 +125,7 @@ def test_it_equals_the_loop_written_out(loaded):
     assert texts(loaded, settings=replace(PROTOCOL, steps=steps, temperature=0.0)) == written
 
 
+@pytest.mark.slow
 def test_edits_change_what_is_written(loaded):
     masked = texts(loaded, edits=(MaskSinks(k=5),))
     assert texts(loaded) not in (masked, texts(loaded, edits=(MaskSinks(k=5, when="clean"),)))

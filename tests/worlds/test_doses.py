@@ -32,6 +32,7 @@ def percent(flags):
     return 100 * float(np.mean(list(flags)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
 def test_where_nothing_costs_anything_maps_seldom_say_so(world):
     """Without the correction half of these maps say so."""
@@ -99,6 +100,7 @@ def test_models_that_lose_alike_per_mass_show_no_contrast():
     assert percent(one["verdict"] == "below" for one in counts) >= 80
 
 
+@pytest.mark.slow
 def test_a_model_that_loses_twice_as_much_per_mass_is_found():
     found = [
         at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0))

@@ -52,6 +52,7 @@ def study_of(path, received_NTS, classes_NTS):
     return as_studies(open_run(path))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(seed), 8, steps=8))
@@ -61,6 +62,7 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path, seed):
     assert verdicts_of(study)[0].holds is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where, word", [("at_place", "positional"), ("on_class", "semantic")])
 def test_a_page_finds_what_was_planted(tmp_path, where, word):
     study = study_of(

@@ -70,6 +70,7 @@ def test_it_writes_behind_padding_what_generate_of_transformers_writes():
     assert not torch.equal(other, theirs[:, : 8 + CANVAS])
 
 
+@pytest.mark.slow
 def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
     model, plain = tiny_gemma(), written(tiny_gemma())
     with (
@@ -124,6 +125,7 @@ def test_a_place_with_noise_is_a_masked_query():
         assert bool((by_state[:, 1] > 0).any()) == (not step.masked_BS[:, past:].all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["decoder", "encoder"])
 def test_sinks_are_masked_in_the_part_that_is_edited(side):
     model = tiny_gemma()
@@ -187,6 +189,7 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
     assert written(halved).shape == (1, 8 + 2 * CANVAS)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_writes_in_one_line(tmp_path):
     lm = sinklab.load(save_gemma(tmp_path))
     lm.model.generation_config.max_denoising_steps = 6
