@@ -265,7 +265,7 @@ def test_bytes_of_one_character_are_read_as_that_and_named_by_themselves(tmp_pat
     )
     read = [text for _, text, kind, _ in arrays_of(run)["vocabulary"] if kind == "words"]
     assert {"é", "😀", "◌"} <= {*read} and not any("<0x" in text for text in read)
-    assert {"<0xC3>", "<0xF0>"} <= {*run.measured.enriched("token").label}
+    assert {"<0xC3>", "<0xF0>"} <= {*run.measured.enriched["token"].label}
 
 
 def test_keys_that_were_hidden_are_left_out_where_they_do_not_fit_and_that_is_said(tmp_path):

@@ -246,11 +246,11 @@ def test_what_a_run_did_not_record_is_none(make_study):
     assert study.layers == study.heads == layers_of(study) == [] and study.recorded == ()
     measured = study.measured
     assert measured.curve.empty and measured.rules.empty and study.cost is None
-    assert measured.motion is measured.enriched("token") is measured.explained is None
+    assert measured.motion is measured.enriched.get("token") is measured.explained is None
     with pytest.raises(NotRecorded, match=r"attention: .* of sample 0"):
         _ = received_of(study.samples[0])
     thin = one(make_study("thin", leave_out=("tokens", "value_norm")))
-    assert thin.measured.enriched("token") is None and not thin.samples[0].has_tokens
+    assert thin.measured.enriched.get("token") is None and not thin.samples[0].has_tokens
     assert np.isnan(layers_of(thin)[0].rest_norm)
     with pytest.raises(NotRecorded, match=r"table tokens: .* of sample 0"):
         _ = thin.samples[0].grid

@@ -288,7 +288,7 @@ def _parts_of_studies(studies: list[Study], tables: Tables) -> list[Part]:
         numbers.append(Card(study.label, tables=[("", _spans(frame))]))
         named = tables["rules"][study.label].set_index("rule")[[*RULES]].rename(columns=RULES)
         rules.append(Card(study.label, tables=[("", _cells(_percents(named)))]))
-        if study.measured.enriched("token") is not None:
+        if study.measured.enriched:
             tokens.append(Card(study.label, tables=_token_tables(study)))
     return [
         _part("numbers", numbers),
@@ -348,9 +348,8 @@ def _cell(value: Any) -> str:
 
 def _token_tables(study: Study) -> list[tuple[str, pd.DataFrame]]:
     tables = []
-    for name in ("token", "class", "age"):
-        frame: Any = study.measured.enriched(name)
-        frame = frame.head(SHOWN_TOKENS)
+    for name, every in study.measured.enriched.items():
+        frame = every.head(SHOWN_TOKENS)
         labels = frame["label"].rename(name)
         if name == "token":
             labels = labels.map(quoted)

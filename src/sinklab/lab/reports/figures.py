@@ -257,7 +257,7 @@ def sink_tokens(run: Study, ax: Axes) -> pd.DataFrame:
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their
     ratio) as a number.
     """
-    every = run.measured.enriched("token")
+    every = run.measured.enriched.get("token")
     if every is None:
         raise lacking(run.run.path, "the table tokens")
     found = every.query("events > 0").head(MOST_TOKENS)

@@ -235,13 +235,14 @@ class Measured:
         groups = pd.concat(parts).groupby(["statistic", "layer", "step"])["mean"]
         return groups.agg(mean="mean", samples="count").reset_index()
 
-    def enriched(self, by: str) -> pd.DataFrame | None:
+    @cached_property
+    def enriched(self) -> dict[str, pd.DataFrame]:
         """The `enrichment` among the sinks under the rule, over all layers, heads, steps and
-        samples, of each "token", "class" of tokens, or "age" of positions (masked, just committed,
-        committed, prompt); None without tokens.
+        samples, of each "token", "class" of tokens, and "age" of positions (masked, just committed,
+        committed, prompt); empty without tokens.
         """
-        tables = self._all(by)
-        return enriched(tables) if tables else None
+        found = {by: self._all(by) for by in ("token", "class", "age")}
+        return {by: enriched(tables) for by, tables in found.items() if tables}
 
 
 SHARES = ("added_share", "text_share", "absorbed", "sinks")

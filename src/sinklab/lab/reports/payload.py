@@ -269,10 +269,8 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
     none_LHTK = np.where(np.isnan(scores_LHTK), np.uint8(ABSENT), np.uint8(BELOW))
     packed, floor = {}, 0.0
     # deflate has never made a tenth of whole maps, and takes two characters for a key apart
-    for floor, most in [
-        (0.0, 4.0),
-        *((one, 0.5) for one in 2 ** np.arange(0, scale.high + 0.5, 0.5)),
-    ]:
+    floors = 2 ** np.arange(0, scale.high + 0.5, 0.5)
+    for floor, most in [(0.0, 4.0), *((one, 0.5) for one in floors)]:
         is_above = scores_LHTK > floor
         if np.count_nonzero(is_above) > most * max(room, 1):
             continue

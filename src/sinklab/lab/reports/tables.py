@@ -76,9 +76,9 @@ def classes_table(study: Study) -> pd.DataFrame:
     """Enrichment by class of token and by age of the position (masked, just committed, committed,
     prompt); no row without tokens.
     """
-    parts = {by: study.measured.enriched(by) for by in ("class", "age")}
-    if parts["age"] is None:
+    if not study.measured.enriched:
         return pd.DataFrame()
+    parts = {by: study.measured.enriched[by] for by in ("class", "age")}
     return pd.concat(parts, names=["by"]).reset_index("by").reset_index(drop=True)
 
 
@@ -148,7 +148,7 @@ def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFram
 
 TABLES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "study": {
-        "sink_tokens": lambda study: study.measured.enriched("token"),
+        "sink_tokens": lambda study: study.measured.enriched.get("token"),
         "classes": classes_table,
         "layers": attrgetter("measured.by_layer"),
         "motion": attrgetter("measured.motions"),
@@ -183,19 +183,21 @@ def tables_of(readers: Sequence[Any]) -> dict[str, dict[str, pd.DataFrame]]:
     """All tables of some runs by name and label of the run, but for those without rows; verdicts
     are corrected for the number of all of them.
     """
-    names = TABLES[readers[0].run.info.kind]
-    each = [verdicts_of(run) for run in readers if "measures" in names]
-    every = iter(holm([one for verdicts in each for one in verdicts]))
     found = {}
-    for name in names:
-        frames = [table(run, name) for run in readers if name != "measures"]
-        if name == "measures":
-            judged = zip(readers, each, strict=True)
-            frames = [measures_table(run, [next(every) for _ in some]) for run, some in judged]
+    for name in TABLES[readers[0].run.info.kind]:
+        frames = _judged(readers) if name == "measures" else [table(run, name) for run in readers]
         by_run = {run.label: one for run, one in zip(readers, frames, strict=True) if len(one)}
         if by_run:
             found[name] = by_run
     return found
+
+
+def _judged(studies: Sequence[Study]) -> list[pd.DataFrame]:
+    """The measures of each, with verdicts that are corrected together."""
+    each = [verdicts_of(study) for study in studies]
+    every = iter(holm([one for verdicts in each for one in verdicts]))
+    pairs = zip(studies, each, strict=True)
+    return [measures_table(study, [next(every) for _ in some]) for study, some in pairs]
 
 
 def write_tables(tables: Mapping[str, Mapping[str, pd.DataFrame]], folder: Path) -> list[Path]:
@@ -297,7 +299,7 @@ def _motion(measured: Any) -> dict[str, float]:
 
 def _tokens(measured: Any) -> dict[str, float]:
     found: dict[str, float] = {}
-    tokens, explained = measured.enriched("token"), measured.explained
+    tokens, explained = measured.enriched.get("token"), measured.explained
     if tokens is not None and tokens["events"].any():
         for mask in tokens[tokens["label"] == MASK].itertuples():
             found["sinks that are masks, %"] = 100 * mask.frequency
