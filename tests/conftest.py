@@ -122,7 +122,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: collections of garbage need not look at it again.
+    """What was imported and collected stays: collections of garbage need not look at it again,
+    and are rarer.
 
     Each training begins and ends by collecting, to give memory back to a GPU: a tenth of its time
     at these sizes.
