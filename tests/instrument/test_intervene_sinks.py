@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from refusals import refused, refusing
 from sinklab.core.instrument import BlockKeys, SinkKeys, TopKeys, intervene, trace
+from sinklab.core.registry import selectors
 from sinklab.core.sinks import Excess
 from sinklab.lab.measures import MaskSinks, Random
 from tiny_models import HandWritten, llama
@@ -136,3 +137,28 @@ def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
         ).all()
         left = torch.full_like(removal["left"], row.shape[-1]) - removal["keys"]
         assert_close(removal["left"], left)
+    # a full set chose nothing, which is no choice of nothing
+    unknown = [removal["held"].isnan() for removal in log.removals]
+    assert [bool(one.any()) for one in unknown] == [limit is not None and n > 1 for n in range(4)]
+    assert all(one.all() or not one.any() for one in unknown)
+
+
+def test_a_limit_holds_for_selectors_that_do_not_heed_it(monkeypatch):
+    monkeypatch.setattr(selectors, "_classes", {**selectors})
+
+    @selectors.register("first")
+    def first(call, k=1):
+        """As many keys as it is told, from the left."""
+        return call.eligible_BHS & (call.eligible_BHS.cumsum(-1) <= k)
+
+    edit = BlockKeys("first:k=4", when="kept", limit=3)
+    with torch.no_grad(), trace(model := llama()) as clean:
+        model(TEXTS[0])
+    with torch.no_grad(), intervene(model, edit) as log:
+        for ids in TEXTS:
+            model(ids)
+    assert [removal["keys"].unique().tolist() for removal in log.removals] == [[3]] * 3
+    # of the four it chose, those that receive most
+    of_LHM = clean.received[0][0, :, :, :4].topk(3).indices.sort(-1).values
+    blocked_LHM = log.removals[0].columns_BLHM[0].sort(-1).values
+    assert_close(blocked_LHM[:1, :, -3:], of_LHM[:1])
