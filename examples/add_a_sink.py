@@ -1,5 +1,6 @@
-"""An added sink in one file: keys without values. ``sinklab train --plugin FILE --sink-kind keys
---sink-count 1`` trains it, ``sinklab check FILE`` says whether it can be trained and saved.
+"""An added sink in one file: keys without values. ``sinklab train --corpus TEXT --plugin FILE
+--sink-kind keys --sink-count 1`` trains it, ``sinklab check FILE`` says whether it can be trained
+and saved.
 """
 
 import torch

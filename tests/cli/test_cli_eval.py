@@ -1,5 +1,6 @@
 """`sinklab eval` on a tiny model and a few questions of GSM8K's form."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     assert cli(asked.replace("window_attention", "window_atention")) == 2
     assert "did you mean 'window_attention'" in capsys.readouterr().err
     assert cli(asked) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert re.search(r"at this rate the whole takes 0:\d\d:\d\d$", printed.err, re.M)
+    lines = printed.out.splitlines()
     assert lines[0] == "run folder: out"
     assert lines[1].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
     run = open_run("out")
@@ -57,6 +60,8 @@ def test_a_benchmark_is_scored_masked_and_resumed_from_the_command_line(model, c
     assert kept == [["gsm8k"], 1, ["window_attention:radius=8"]]
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
     assert cli(asked) == 0
+    assert cli(asked.replace("--limit 2 --out out", "--out whole")) == 0
+    assert "at this rate" not in capsys.readouterr().err
 
 
 SUMS = """

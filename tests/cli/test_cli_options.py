@@ -13,7 +13,7 @@ import torch
 import sinklab
 from commands import cli, error_of, out_of
 from pictures import no_pictures as no_pictures
-from refusals import refused
+from refusals import refused, refusing
 from sinklab.lab.cli.command import Reading
 from sinklab.lab.cli.main import GROUPS, command_named
 from sinklab.lab.cli.options import PERMISSIONS, RARE, REQUIRED, names_of, with_settings
@@ -112,6 +112,16 @@ def test_a_reader_that_has_gone_is_no_error():
     ) as told:
         told.stdout.close()
         assert (told.stderr.read(), told.wait()) == ("", 141)
+
+
+def test_what_a_file_may_not_give_is_named():
+    for given, message in {
+        'out = "elsewhere"': "mine.toml gives out, which is given on the command line alone: --out",
+        'prompts = "q.jsonl"': "as --prompts FILE",
+    }.items():
+        Path("mine.toml").write_text(given)
+        with refusing(message):
+            with_settings(command_named("trace"), Path("mine.toml"))
 
 
 @pytest.mark.slow

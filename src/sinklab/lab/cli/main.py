@@ -115,7 +115,10 @@ class Check(Command):
         load_plugin(self.file)
         lines = [*verdicts(self.file, self.value)]
         if not lines:
-            raise ValueError(f"{self.file} registers nothing; examples/ has a file of each kind")
+            raise ValueError(
+                f"{self.file} registers nothing that is checked; families and figures are "
+                "not, and examples/ has a file of each kind"
+            )
         say("\n".join(lines))
         if "FAILS" in "".join(lines):
             raise SystemExit(1)

@@ -49,8 +49,8 @@ class Train(Command):
         sinklab train --config runs/plain --out runs/again
         sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus \\
             /data/fineweb
-        accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train scratch-472m
-        --variant sink
+        accelerate launch --config_file launch/eight_gpus.yaml -m sinklab train \\
+            scratch-472m --variant sink
     """
 
     recipe: MARK.Positional[str] = DEFAULT

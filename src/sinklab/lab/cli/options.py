@@ -42,9 +42,7 @@ text_only time_sampler top_k top_p warmup weight_decay
 """
 """Options that --help leaves to --help-all, in every command."""
 PERMISSIONS = "out render run_code shard"
-"""Permissions to run code, write, send or go on: given on the command line alone, never by a
-file.
-"""
+"""Permissions to run code, write or share: given on the command line alone, never by a file."""
 ALSO = (
     "Also: --help-all for every option, --config FILE (or a run folder) for other defaults, "
     "--plugin FILE.py, --debug."
@@ -119,8 +117,8 @@ def with_settings(command: Command, source: Path) -> Command:
     """The command with defaults from a TOML file or a run folder, without `PERMISSIONS`.
 
     Raises:
-        ValueError: for a file that cannot be read, a name in it that is no option, and a value that
-            makes no sense.
+        ValueError: for a file that cannot be read, a name in it that is no option or is one of
+            `PERMISSIONS`, and a value that makes no sense.
     """
     is_run = source.is_dir()
     if is_run:
@@ -128,10 +126,19 @@ def with_settings(command: Command, source: Path) -> Command:
     else:
         with refused(f"{source} cannot be read as settings, a TOML file or a run folder"):
             settings = tomllib.loads(ordinary(source).read_text("utf-8"))
+    if isinstance(settings.get("prompts"), str):
+        raise ValueError(
+            f"{source} gives prompts as a text: there they are a list of texts; a file of them is "
+            "given as --prompts FILE"
+        )
     renamed = {"prompts": "prompt"}
     taken = {renamed.get(name, name.replace("-", "_")): value for name, value in settings.items()}
     for name in PERMISSIONS.split():
-        taken.pop(name, None)
+        if taken.pop(name, None) is not None and not is_run:
+            raise ValueError(
+                f"{source} gives {name}, which is given on the command line alone: "
+                f"--{name.replace('_', '-')}"
+            )
     names = names_of(command)
     known_fields(str(source), taken, sorted(names))
     if is_run and "model" in names:

@@ -340,10 +340,11 @@ WHOLE = ("steps", "moves", "transitions")
 
 
 def _tokens(sample: Sample) -> dict[str, Any]:
-    if not sample.has_tokens:
-        return {}
     # a head's share counts alike however long the sequence is
     score_TK = sample.facts["share_TK"] * sample.positions_T[:, None]
+    # of a short autoregressive text too few queries see any key
+    if not sample.has_tokens or np.isnan(score_TK[:, sample.added :]).all():
+        return {}
     labels = {"token": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK}
     explained = cells_of(score_TK[:, sample.added :], labels["class"][:, sample.added :])
     return {"explained": explained} | {

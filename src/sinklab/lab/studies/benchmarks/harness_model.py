@@ -99,6 +99,8 @@ class SinklabLM(TemplateLM):
         """Their requests in parts."""
         self.told: Part = {}
         """Answers so far."""
+        self.spent: dict[str, tuple[float, int]] = {}
+        """Task -> seconds that its answers took in this process, and to how many documents."""
 
     # -- who and where
 

@@ -8,8 +8,10 @@ import dataclasses
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from datetime import timedelta
 from functools import cache
 from itertools import groupby, product
 from pathlib import Path
@@ -70,8 +72,9 @@ def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Conte
     """Answers to the requests of a part, a row of JSON each, and facts of the sinks of those that
     are watched.
     """
-    progress.stage(requests[0].task_name)
-    done = 0.0
+    task = requests[0].task_name
+    progress.stage(task)
+    done, began = 0.0, time.monotonic()
 
     def tick(more: float) -> None:
         nonlocal done
@@ -83,9 +86,23 @@ def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Conte
         about = dict(zip(PLACE, place_of(request), strict=True))
         sinks += [about | fact for fact in given["sinks"]]
         rows.append(about | {"answer": json.dumps(given | {"sinks": []})})
+    seconds, documents = model.spent.get(task, (0.0, 0))
+    seconds += time.monotonic() - began
+    model.spent[task] = seconds, documents + len({one.doc_id for one in requests})
     if sinks:
         return Contents({"answers": rows, "sinks": sinks})
     return Contents({"answers": rows})
+
+
+def whole(model: SinklabLM) -> float:
+    """Seconds that all documents of the tasks take at the rate of those that were answered here; 0
+    if there is no rate, or no limit.
+    """
+    sizes = {name: len(task.eval_docs) for name, task in model.tasks["tasks"].items()}
+    limit = model.settings.limit
+    if limit is None or limit >= max(sizes.values()) or model.spent.keys() != sizes.keys():
+        return 0.0
+    return sum(seconds * sizes[name] / many for name, (seconds, many) in model.spent.items())
 
 
 def conclude(work: Work) -> None:
@@ -124,6 +141,9 @@ def conclude(work: Work) -> None:
     for name, rows in {"scores": scores, "samples": samples, "doses": dose_rows(model)}.items():
         if rows:
             work.run.table(name, rows)
+    if seconds := whole(model):
+        left = timedelta(seconds=math.ceil(seconds))
+        work.progress.note(f"at this rate the whole takes {left}")
 
 
 def score(folder: str | Path) -> list[str]:

@@ -87,6 +87,11 @@ class CurveSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.ks and not any(self.ks):
+            raise ValueError(
+                "ks says how many keys are blocked, and 0 is always scored, got ks=0 alone: give a "
+                "number above 0, or leave ks out"
+            )
         few = len({*self.ks} - {0}) <= 1
         if self.beta and not (few and self.by == "model" and min(self.beta) < 1):
             raise ValueError(

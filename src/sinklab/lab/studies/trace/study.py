@@ -141,8 +141,8 @@ class Trace(Study):
     """Record the attention that tokens receive while a model writes.
 
     Of every token at every denoising step, in a run folder: it holds run.json, Parquet tables and
-    safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Each sample
-    is saved when it is complete: an interrupted run can be read, and the same command goes on.
+    safetensors arrays; `sinklab report` turns it into a page, pandas reads it as it is. Samples
+    are saved in parts of up to 16: an interrupted run can be read, and the same command goes on.
     Autoregressive models are traced too, on top of their own KV cache. Two controls are
     asked for (--twin).
 
@@ -214,13 +214,16 @@ class Trace(Study):
         name, path = shlex.quote(runs[0].info.model["name"]), shlex.quote(str(runs[0].path))
         again = f"sinklab trace --model {name} --config {path} --out"
         lines = [f"next: sinklab report {path}"]
-        if "twins" not in runs[0].tables:
+        follows_all = settings.every == 1 or settings.values()["cache"] is None
+        if "twins" not in runs[0].tables and follows_all:
             lines.append(
                 f"controls of every number, with shuffled and with fresh weights: {again} {path} "
                 "--twin"
             )
         if not runs[0].info.settings["edits"]:
-            masked, edit = shlex.quote(f"{runs[0].path}-masked"), "block_keys:keys=top:k=5"
+            # an autoregressive model begins with the keys of its prompt, which may be few
+            k = 1 if runs[0].info.model["family"] == "autoregressive" else 5
+            masked, edit = shlex.quote(f"{runs[0].path}-masked"), f"block_keys:keys=top:k={k}"
             lines.append(f"what it writes with sinks blocked: {again} {masked} --edits {edit}")
         curve = f"sinklab curve --model {name}"
         return [*lines, f"what blocking them costs: {curve}; head by head: {curve} --by head"]
