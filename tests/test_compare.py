@@ -70,6 +70,12 @@ def test_a_summary_has_a_line_for_each_arm_and_pair_and_eight_texts_take_a_verdi
     assert "<table" in many._repr_html_()
 
 
+def test_an_edit_that_notes_no_keys_has_no_new_sinks_in_its_line():
+    lm = an_lm("autoregressive")
+    told = str(lm.compare({"less": "amplify:positions=0,scale=0.5"}, TEXTS).summary())
+    assert "3 texts" in told and "new sink" not in told and "removed" not in told
+
+
 MASKED = [[0, *words, 2] for words in ([5, 9, 7, 12], [8, 6, 11, 5, 10, 7], [12, 5])]
 """texts of words between [CLS] and [SEP]"""
 KINDS = ("bert", "diffusion", "diffusion that starts", "autoregressive", "blocks")

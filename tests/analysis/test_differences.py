@@ -54,6 +54,9 @@ def test_a_missing_value_takes_the_sample_out_of_its_pairs_alone():
     assert table["n"].tolist() == [10, 12, 10] and table["missing"].tolist() == [2, 0, 2]
     kept = [number for number in range(12) if number not in (3, 5)]
     assert table["mean"][0] == pytest.approx((ARMS["top"] - NONE_S)[kept].mean())
+    rows.loc[rows["arm"] == "top", "value"] = np.nan
+    nothing = effects(rows, base="none").iloc[0]
+    assert (nothing["n"], nothing["caution"], nothing["verdict"]) == (0, "", INCONCLUSIVE)
 
 
 def test_equal_texts_count_once():

@@ -183,6 +183,22 @@ def test_no_permission_folder_or_plugin_comes_from_a_file(command, monkeypatch):
         del given[name]
 
 
+def test_a_variant_that_is_named_is_not_undone_by_a_file(monkeypatch):
+    plain = {"sink_kind": "none", "sink_count": 0, "gate": "none", "lr": 0.5, "steps": 7}
+    monkeypatch.setattr(
+        "sinklab.lab.cli.options.read_info", lambda path: SimpleNamespace(settings=plain)
+    )
+    settings = with_settings(command_named("train").filled(["--variant", "sink"]), Path()).settings
+    assert (settings.sink_kind, settings.sink_count, settings.lr) == ("token", 1, 0.5)
+    settings = with_settings(command_named("train").filled(["laptop-causal"]), Path()).settings
+    assert (settings.objective, settings.lr) == ("autoregressive", 0.5)
+
+
+def test_gpus_of_workers_need_workers(capsys):
+    said = error_of("trace --gpus-per-worker 2", capsys)
+    assert "--gpus-per-worker is of --workers, and there are none" in said
+
+
 def test_a_folder_of_runs_is_its_runs_in_the_order_in_which_they_were_made():
     for name, day in (("a", 2), ("b", 1)):
         path = Path("tour", name)

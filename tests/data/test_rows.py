@@ -4,6 +4,7 @@ import torch
 from torch.utils.data import default_collate
 
 from sinklab.lab.data import Rows
+from sinklab.lab.data.rows import spread
 
 
 def numbered(rows=7, length=3):
@@ -46,3 +47,8 @@ def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_m
     assert torch.equal(batch["maskable"], ids_BS % 3 > 0)
     assert torch.equal(batch["attention_mask"], ids_BS > 5)
     assert batch["maskable"].dtype == torch.bool
+
+
+def test_rows_that_are_measured_lie_over_the_whole_text():
+    assert spread(511, 256)[[0, 1, -1]].tolist() == [0, 1, 509]
+    assert spread(12, 4).tolist() == [0, 3, 6, 9] and spread(3, 8).tolist() == [0, 1, 2]

@@ -15,7 +15,7 @@ from curves import costed, curve, planted, write_curve
 from pictures import page_with
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.reports import answers, as_studies
+from sinklab.lab.reports import answers, as_studies, report
 from sinklab.lab.short_road.runs import open_run as open_short
 
 SAMPLES = 8
@@ -168,7 +168,15 @@ def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
     tables = {
         "texts": {"staying": {"mobility": [0.1] * 12, "holders": ['{"first token": 5}'] * 12}},
         "curve": {
-            "curve": {"layer": [0, 1], "head": [2, 1], "mean": [0.09, 0.0], "low": [0.08, 0.0]}
+            # a control that costs more is no head's own cost
+            "curve": {
+                "k": [1, 1, 1],
+                "control": ["top", "top", "random"],
+                "layer": [0, 1, 1],
+                "head": [2, 1, 2],
+                "mean": [0.09, 0.0, 0.2],
+                "low": [0.08, 0.0, 0.1],
+            }
         },
     }
     runs = costed(trace)
@@ -186,6 +194,17 @@ def test_runs_beside_a_study_say_more_about_its_model(make_study, tmp_path):
     assert "; head 2 of layer 0 alone +0.09)" in found["cost"].sentence
     (own,), _ = answers(runs[:2])
     assert own["stay"].word == "move" and "alone" not in own["cost"].sentence
+
+
+@pytest.mark.parametrize("how", [{"beta": [0.0, 0.5]}, {"layers": [0]}, {"controls": ("random",)}])
+def test_a_curve_of_something_else_is_left_out_and_the_page_says_so(how, make_study, tmp_path):
+    trace = make_study("plain", samples=SAMPLES)
+    arms = how.pop("controls", ("top", "random"))
+    aside = write_curve(tmp_path / "aside" / "plain", planted(0.1, arms), **how)
+    (found,), _ = answers([trace, aside])
+    assert found["cost"].word == "not measured"
+    page = report([trace, aside], tmp_path / "page", tables=False).read_text("utf-8")
+    assert f"{aside.path} is left out: no run here is of its model" in page
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from sinklab.lab.reports.figures import (
 )
 from sinklab.lab.reports.style import THEMES
 from sinklab.lab.reports.tables import over_seeds
-from sinklab.lab.reports.training import first_for_good
+from sinklab.lab.reports.training import _over_rows, first_for_good
 
 STEPS = (0, 10, 20, 30)
 ROWS = 16
@@ -109,6 +109,7 @@ def made(
             "heldout_rows": {
                 "row": list(range(ROWS)),
                 "loss": list(loss + np.linspace(-1, 1, ROWS)),
+                "tokens": [10] * ROWS,
             },
         }
         for name, columns in tables.items():
@@ -131,6 +132,10 @@ def test_the_loss_has_the_interval_of_its_rows(pair, tmp_path):
     assert plain.loss is not None and plain.loss.samples == ROWS
     expected = mean_over(4 + np.linspace(-1, 1, ROWS))
     assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
+    # of rows of unlike length it is the loss per token, as the table `heldout` has it
+    loss_R, tokens_R = pd.Series([1.0, 2.0, 4.0] * 4), pd.Series([1, 1, 2] * 4)
+    unlike = _over_rows(loss_R, tokens_R)
+    assert unlike.value == pytest.approx(2.75) and unlike.low < 2.75 < unlike.high
     # paired, the rows differ by a constant
     apart = sink.against(plain)
     assert_allclose([apart.value, apart.low, apart.high], -0.1, atol=1e-9)
@@ -173,6 +178,8 @@ def test_a_variant_is_judged_over_seeds(tmp_path):
         # each is held against the plain run of its own seed
         assert (row["variant"], row["seeds"], row["verdict"]) == ("sink", 6, word)
         assert row["mean"] == pytest.approx(np.mean(gaps)) and row["low"] < row["mean"]
+    # without a plain run of its seed none stands in for it
+    assert over_seeds(as_shown([plain[0], *more[1:]])).empty
     # a single seed has the interval of its rows, and no verdict
     (row,) = over_seeds(as_shown([plain[0], more[0]])).to_dict("records")
     assert row["seeds"] == 1 and row["verdict"] == "takes 6 seeds"

@@ -1,5 +1,6 @@
 """Curves and maps of the cost of blocked keys: what runs write, and what is said of them."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,25 @@ def test_a_map_says_what_its_cells_say(tmp_path):
         ablation(curve(tmp_path / "curve"))
     with pytest.raises(NotRecorded, match="all heads"):
         drawn_curve(run)
+
+
+def test_a_map_with_controls_counts_its_own_keys_alone(tmp_path):
+    spread_R, costs = 0.01 * np.linspace(-1, 1, 10), {"top": 0.3, "random": 0.5}
+    cells = {(0, "none"): 4 + spread_R}
+    for k, (name, cost), layer in itertools.product((1, 2), costs.items(), range(3)):
+        cells[k, name, layer, -1] = 4 + cost * k + spread_R * (1 + layer)
+    said = cost_sentences(write_curve(tmp_path / "map", curve_rows(cells), by="layer", ks=[1, 2]))
+    greatest = [line for line in said if "greatest cost" in line]
+    assert ["+0.3000" in greatest[0], "+0.6000" in greatest[1], len(greatest)] == [True, True, 2]
+    assert sum("costs, of 3: 3." in line for line in said) == 2
+
+
+def test_keys_of_some_layers_are_called_so_and_compared_with_their_like(tmp_path):
+    one, other = curve(tmp_path / "a"), curve(tmp_path / "b", "autoregressive")
+    some = write_curve(tmp_path / "c", planted(0.1, ("top",)), layers=[0, 2])
+    assert "the most attended key in layers 0, 2 alone" in cost_sentences(some)[0]
+    assert any("not the same keys" in line for line in cost_sentences([some, other]))
+    assert not any("not the same keys" in line for line in cost_sentences([one, other]))
 
 
 def test_what_is_no_finished_curve_is_refused_by_name(tmp_path):

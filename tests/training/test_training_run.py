@@ -12,7 +12,7 @@ from ran import interrupted, weights_of
 import sinklab
 from refusals import refused
 from sinklab.lab.checkpoints import materialize
-from sinklab.lab.records import open_run
+from sinklab.lab.records import lost_files, open_run
 from sinklab.lab.training import checks, settings_of, train
 from sinklab.lab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -118,6 +118,11 @@ def test_a_complete_run_and_one_of_other_settings_or_text_are_left_alone(setting
     assert train(here, progress=said.append) == Path("run/model")
     assert said == ["the run in run is complete; nothing is left to do"]
     assert files_of("run") == kept
+    (corpus / "text.txt").write_text(TEXT * 60)
+    shutil.rmtree("run/model")
+    train(here, progress=said.append)
+    assert "made again, because they are lost or damaged: model/config.json" in " ".join(said)
+    assert sinklab.load("run/model") and lost_files(Path("run"), open_run("run").info) == set()
     Path("run/run.json").write_text("{")
     refused(r"run.json is damaged", train, here)
 

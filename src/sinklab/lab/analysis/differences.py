@@ -110,7 +110,9 @@ def effects(
         keys = name if len(arms) > 1 else (name,)
         line = dict(zip(arms, keys, strict=True)) | {"less": other} | found._asdict()
         line |= {"n": len(known), "missing": len(own) - len(known)}
-        line["caution"] = caution(known.to_numpy().reshape(len(known), -1).mean(1), units[0])
+        line["caution"] = ""
+        if len(known):
+            line["caution"] = caution(known.to_numpy().reshape(len(known), -1).mean(1), units[0])
         lines.append(line | beside.get(name, {}))
     table = pd.DataFrame(lines)
     table["p"] = CORRECTIONS[correction](table["p"])

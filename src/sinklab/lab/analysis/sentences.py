@@ -150,26 +150,27 @@ def regrowth(grown_R: Any, grown_at: Sequence[int]) -> str:
     return f"A new sink grew at the {named}, {heads}."
 
 
-def contrast(models: Sequence[tuple[Any, np.ndarray]]) -> str:
+def contrast(models: Sequence[tuple[Any, np.ndarray, Sequence[Any]]]) -> str:
     """How the first two models that have strong sinks differ in whether these stay; empty for one.
 
-    models: the `Answers` about each, and its mobility for each of the texts, (S,), all alike.
+    models: the `Answers` about each, its mobility for each of its texts, (S,), and their prompts,
+    which must be the same.
     """
     if len(models) < 2:
         return ""
-    strong = [(found.model, own_S) for found, own_S in models if found["exist"].word == "yes"]
+    strong = [(found.model, *own) for found, *own in models if found["exist"].word == "yes"]
     if len(strong) < 2:
         who = f"only {strong[0][0]}" if strong else "no model here"
-        words = {one["exist"].word for one, _ in models}
+        words = {one["exist"].word for one, *_ in models}
         have = "is known to have" if words & {"inconclusive", "not measured"} else "has"
         return (
             f"No comparison of models: {who} {have} strong sinks (a key above {whole(STRONG)} in "
             f"{whole(HEADS)} of heads)."
         )
     pair = sorted(strong[:2], key=lambda one: -mean_over(one[1]).value)
-    (more, one_S), (less, other_S) = pair
+    (more, one_S, asked), (less, other_S, others) = pair
     shown = f"{more} {whole(median_over(one_S).value)}, {less} {whole(median_over(other_S).value)}"
-    found = mean_over(one_S - other_S if len(one_S) == len(other_S) else [])
+    found = mean_over(one_S - other_S if asked == others != [] else [])
     if not found.above():
         seen = f"{FEWEST} samples of the same texts would show it"
         if found.is_interval:

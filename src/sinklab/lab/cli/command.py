@@ -151,6 +151,11 @@ class StudyCommand(Command):
         given: Any = self.model
         models = given if isinstance(given, tuple) else (given,)
         gpus = self.gpus_per_worker
+        if gpus is not None and not self.workers:
+            raise ValueError(
+                "--gpus-per-worker is of --workers, and there are none: give --workers N, or leave "
+                "it out"
+            )
         if gpus is None:
             reading = self.reading
             on_gpu = reading.device_map is not None or str(reading.device).startswith("cuda")

@@ -15,7 +15,7 @@ from sinklab.lab.cli.command import SAMPLING, Reading
 from sinklab.lab.cli.options import MARK, REQUIRED, Command
 from sinklab.lab.cli.progress import say, working
 from sinklab.lab.registry import commands
-from sinklab.lab.training.settings import RECIPES, TrainSettings, recipe
+from sinklab.lab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
 
@@ -81,6 +81,16 @@ class Train(Command):
         how: dict[str, Any] = {"args": arguments, "return_unknown_args": True, "add_help": False}
         variant = tyro.cli(Variant, **how)[0].variant
         return Train(name, variant, recipe(name, variant), name)
+
+    def decided(self) -> set[str]:
+        """Those of a recipe or variant that is named."""
+        names = set[str]()
+        if self.variant is not None:
+            names |= {name for fields in VARIANTS.values() for name in fields}
+        if self.recipe != DEFAULT:
+            own, usual = vars(self.settings), vars(recipe(DEFAULT))
+            names |= {name for name in own if own[name] != usual[name]}
+        return names
 
     def run(self) -> None:
         """Train, and say where the model is and what to do next."""

@@ -85,6 +85,10 @@ class Command:
         """The command with the defaults that these arguments, after its name, ask for."""
         return self
 
+    def decided(self) -> Iterable[str]:
+        """Settings that words of the command line decide, whatever a file says."""
+        return ()
+
     def run(self) -> None:
         """Do it."""
         raise NotImplementedError
@@ -139,6 +143,8 @@ def with_settings(command: Command, source: Path) -> Command:
                 f"{source} gives {name}, which is given on the command line alone: "
                 f"--{name.replace('_', '-')}"
             )
+    for name in command.decided():
+        taken.pop(name, None)
     names = names_of(command)
     known_fields(str(source), taken, sorted(names))
     if is_run and "model" in names:

@@ -18,6 +18,12 @@ START_TOKEN = "<|startoftext|>"
 _MARK = "row_start"
 
 
+def spread(total: int, wanted: int) -> Tensor:
+    """Numbers of so many of all rows, evenly spaced; all if there are no more."""
+    count = max(1, min(total, wanted))
+    return torch.arange(count) * total // count
+
+
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer; any text can be encoded and decoded without loss.
 

@@ -19,18 +19,20 @@ from sinklab.lab.analysis import Answers
 from sinklab.lab.analysis.answers import QUESTIONS
 from sinklab.lab.analysis.sentences import contrast
 from sinklab.lab.records.info import SO_FAR
+from sinklab.lab.records.reading import Run
 from sinklab.lab.records.storage import remove_half_written, write_text
 from sinklab.lab.registry import figures as registered
 from sinklab.lab.reports.drawing import canvas_of, save
 from sinklab.lab.reports.figures import typical_head
 from sinklab.lab.reports.payload import data_block, payload, script, script_hash
-from sinklab.lab.reports.runs import Runs, as_shown
+from sinklab.lab.reports.runs import Runs, as_shown, left_out
 from sinklab.lab.reports.samples import NotRecorded
-from sinklab.lab.reports.study import Study
+from sinklab.lab.reports.study import Reader, Study
 from sinklab.lab.reports.style import THEMES, asset
 from sinklab.lab.reports.tables import (
     compare,
     over_seeds,
+    prompts_of,
     tables_of,
     write_tables,
 )
@@ -132,10 +134,18 @@ def report(
         raise ValueError(
             f"megabytes says how large the part of each run may be, above 0: got {megabytes}."
         )
+    if not isinstance(runs, Run | Reader):
+        runs = [*runs]
     readers = as_shown(runs, rule=rule)
     # The runs are read first: damaged ones leave no folder behind.
     found = tables_of(readers)
     content = _content(readers, found, int(ARRAYS * megabytes * 1e6))
+    content["status"] += [
+        f"{run.path} is left out: no run here is of its model (name and weights), an earlier "
+        "one says the same, or it does not say what blocking the most attended keys of the whole "
+        "model costs."
+        for run in left_out(runs, readers)
+    ]
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / "tables"):
@@ -158,8 +168,10 @@ def answers(runs: Runs, *, rule: Rule | None = None) -> tuple[list[Answers], str
 
 def contrast_of(studies: Iterable[Study]) -> str:
     """How the models of a page differ, in one sentence; empty for one."""
-    moved = [(study.answers, study.measured.motion) for study in studies if study.layers]
-    return contrast([(answers, motion.mobility_S) for answers, motion in moved if motion])
+    moved = [(study, study.measured.motion) for study in studies if study.layers]
+    return contrast(
+        [(study.answers, motion.mobility_S, prompts_of(study)) for study, motion in moved if motion]
+    )
 
 
 def _content(runs: list[Any], tables: Tables, budget: int) -> dict[str, Any]:

@@ -212,11 +212,15 @@ def score_histogram(runs: list[Study], ax: Axes) -> pd.DataFrame:
     for nth, one in enumerate(runs):
         edges, shares = one.measured.scores
         full = np.flatnonzero(shares)
+        if not len(full):
+            continue
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
         percents = np.where(shares > 0, 100 * shares, np.nan)
         ax.stairs(percents, edges, color=LOOK.lines[nth % 7], linewidth=1.6, label=one.label)
         bins = {"run": one.label, "from": edges[:-1], "to": edges[1:], "percent": percents}
         parts.append(pd.DataFrame(bins))
+    if not parts:
+        raise lacking(runs[0].run.path, "keys that enough queries see (longer texts)")
     threshold = runs[0].measured.threshold
     if low < threshold < high:
         mark_place(ax, threshold, "sinks →")

@@ -95,6 +95,13 @@ def as_shown(
     return shown
 
 
+def left_out(sources: Runs, shown: Iterable[Reader]) -> list[Run]:
+    """Runs of the kinds `BESIDE` that were given and add nothing to those shown."""
+    given: Any = [sources] if isinstance(sources, Run | Reader) else sources
+    used = [run for one in shown for run in (one.run, *getattr(one, "beside", {}).values())]
+    return [run for run in map(run_of, given) if not any(run is one for one in used)]
+
+
 def finished(run: Run, name: str) -> pd.DataFrame:
     """A table that every finished run of its kind has. Raises NotRecorded for a run that did not
     come to its end.

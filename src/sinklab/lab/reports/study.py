@@ -271,10 +271,17 @@ def _alone(study: Study, top: pd.Series) -> tuple[str, float] | None:
     if run is None or study.twin or run.info.settings["by"] != "head" or top["k"] != 1:
         return None
     cells = run.table("curve")
+    cells = cells[(cells["control"] == "top") & (cells["k"] == 1)]
+    if cells.empty:
+        return None
     most = cells.loc[cells["mean"].idxmax()]
     if not most["low"] > top["mean"] / 2:
         return None
     return f"head {most['head']:.0f} of layer {most['layer']:.0f}", float(most["mean"])
+
+
+def _has_top(run: Run) -> bool:
+    return "curve" not in run.tables or (run.table("curve")["control"] == "top").any()
 
 
 def command_of(study: Study, command: str, python: str) -> str:
@@ -282,20 +289,34 @@ def command_of(study: Study, command: str, python: str) -> str:
     model = study.run.info.model
     if model.get("wrapped"):
         return python
-    return f"sinklab {command} --model {shlex.quote(str(model.get('name', 'MODEL')))}"
+    return f"sinklab {command} {reading_words(model)}"
+
+
+def reading_words(model: Mapping[str, Any]) -> str:
+    """The options that read the model of a run again, for a shell; a sink that was attached and
+    how layers were spread are not among them.
+    """
+    words = ["--model", str(model.get("name", "MODEL"))]
+    for name, usual in {"dtype": "float32", "device": "cpu", "revision": None}.items():
+        if model.get(name, usual) != usual:
+            words += [f"--{name}", str(model[name])]
+    return shlex.join(words)
 
 
 def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
     """The first run of each kind about the same model: of its name, and of its weights if both
-    runs noted them; a curve by layer or head is of kind "map".
+    runs noted them; a curve by layer or head is of kind "map". A curve of some layers, by degree,
+    or without the most attended keys does not say what these cost.
     """
     found: dict[str, Run] = {}
     for run in runs:
         one, other = study.info.model, run.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")
         if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
-            kind = run.info.kind
-            if kind == "curve" and run.info.settings.get("by", "model") != "model":
+            kind, how = run.info.kind, run.info.settings
+            if kind == "curve" and how.get("by", "model") != "model":
                 kind = "map"
+            elif kind == "curve" and (how.get("beta") or how.get("layers") or not _has_top(run)):
+                continue
             found.setdefault(kind, run)
     return found

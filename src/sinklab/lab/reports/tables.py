@@ -41,18 +41,18 @@ def outcome_table(run: Training) -> pd.DataFrame:
 
 
 def over_seeds(trainings: Sequence[Training]) -> pd.DataFrame:
-    """The held-out loss of each variant less that of plain, of the same seed and on the same rows:
-    variant, less, mean, low and high (over seeds; of a single one over rows), seeds, and a verdict,
-    which takes 6 seeds.
+    """The held-out loss of each variant less that of plain, of the same seed and settings and on
+    the same rows: variant, less, mean, low and high (over seeds; of a single one over rows), seeds,
+    and a verdict, which takes 6 seeds.
     """
     rows = []
     plain = [run for run in trainings if run.variant == "plain"] or [*trainings[:1]]
-    by_seed = {run.run.info.seed: run for run in plain}
+    by_seed = {run.design: run for run in plain}
     for variant in dict.fromkeys(run.variant for run in trainings if run not in plain):
         pairs = [
-            (run, by_seed.get(run.run.info.seed, plain[0]))
+            (run, by_seed[run.design])
             for run in trainings
-            if run.variant == variant and run not in plain
+            if run.variant == variant and run not in plain and run.design in by_seed
         ]
         gaps = [gap for run, other in pairs if (gap := run.against(other)) is not None]
         if not gaps:
@@ -228,7 +228,7 @@ def _intervals(study: Study, other: Study | None = None) -> pd.DataFrame:
     run of the same prompts.
     """
     samples, names = len(study.recorded), [*_of_attention(study.measured)] if study.layers else []
-    alike = other is None or _prompts(study) == _prompts(other) != []
+    alike = other is None or prompts_of(study) == prompts_of(other) != []
     if samples < FEWEST or not alike:
         return pd.DataFrame(columns=["low", "high"], dtype=float)
 
@@ -244,7 +244,7 @@ def _intervals(study: Study, other: Study | None = None) -> pd.DataFrame:
     return pd.DataFrame(ends, index=names, columns=["low", "high"])
 
 
-def _prompts(study: Study) -> list[str | None]:
+def prompts_of(study: Study) -> list[str | None]:
     """Prompts of the samples with attention; none if they were not written down."""
     written = study.table("generations")
     if written is None:

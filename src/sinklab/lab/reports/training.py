@@ -3,6 +3,7 @@
 # L layers
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ FREE = frozenset(
         "monitor_rows",
     }
 )
+
+
+OF_VARIANT = frozenset(
+    {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
+)
+"""Settings that make a variant, or follow from it: runs of one experiment may differ in these."""
 
 
 def variant(model: Mapping[str, Any]) -> str:
@@ -117,6 +124,13 @@ class Training(Reader):
         """Variant of the model: plain, sink, 2 sinks, gate, …"""
         return variant(self.run.info.model)
 
+    @cached_property
+    def design(self) -> str:
+        """The seed and all settings that runs of one experiment share, whatever their variant."""
+        free = (FREE | OF_VARIANT) - {"seed"}
+        settings = self.run.info.settings.items()
+        return json.dumps({name: value for name, value in settings if name not in free})
+
     @property
     def causal_steps(self) -> int:
         """Steps of the causal warm start; 0 without one."""
@@ -131,7 +145,7 @@ class Training(Reader):
         """
         rows, final = self.table("heldout_rows"), self.table("heldout")
         if rows is not None and len(rows) > 1:
-            return mean_over(rows["loss"])
+            return _over_rows(rows["loss"], rows["tokens"])
         known: Any = ()
         if final is not None:
             known = final["loss"]
@@ -142,7 +156,7 @@ class Training(Reader):
         return None
 
     def against(self, other: Training) -> Estimate | None:
-        """Held-out loss less that of another run, whatever their seeds: the mean over rows of text.
+        """Held-out loss less that of another run, whatever their seeds, with an interval over rows.
 
         None if the rows were not kept, are of other text, or fewer than 8.
         """
@@ -153,7 +167,7 @@ class Training(Reader):
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
-        return mean_over(both["loss"] - both["loss_other"])
+        return _over_rows(both["loss"] - both["loss_other"], both["tokens"])
 
     @cached_property
     def takeover(self) -> int | None:
@@ -172,6 +186,13 @@ class Training(Reader):
         """
         table = self.over("step")
         return None if table.empty else first_for_good(table["step"], table["main_none"] < 0.5)
+
+
+def _over_rows(value_R: pd.Series, tokens_R: pd.Series) -> Estimate:
+    """The mean over tokens, and its interval over rows, by the first-order terms of a ratio."""
+    weight_R = tokens_R / tokens_R.mean()
+    mean = (value_R * weight_R).mean()
+    return mean_over(mean + (value_R - mean) * weight_R)
 
 
 def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:

@@ -31,6 +31,8 @@ NONE = "none"
 """Arm without edits, which every comparison has."""
 TEXTS, LENGTH = 8, 64
 """Texts that are compared when none are given, and tokens of each."""
+DOSES = ("removed", "regrown")
+"""What is known of an arm beside its losses."""
 Edits = Intervention | str | Sequence[Intervention | str]
 
 
@@ -72,7 +74,8 @@ class Comparison:
         """A row per arm, text and position: nats, the loss of the token there; and of the arm on
         the whole text, removed, the share of attention (0 to 1) that its edits took away, and
         regrown, the share of heads (0 to 1) in which another key became a sink: the strongest key
-        under the edits holds more than 30 % of the attention, and held less without them.
+        under the edits holds more than 30 % of the attention, and held less without them; NaN for
+        edits of hidden states, which take no key away.
         """
         return self.rows.copy()
 
@@ -84,7 +87,7 @@ class Comparison:
         first, base = next(iter(self.baselines.items()))
         pairs = [*self.baselines.items()]
         pairs += [(first, arm) for arm, other in pairs[1:] if other == base]
-        doses = ("nats", "removed", "regrown")
+        doses = ("nats", *DOSES)
         how: dict[str, Any] = {"unit": "text", "pairs": pairs, "words": ("costs", "helps")}
         table = effects(self.rows, "nats", doses=doses, **how)
         is_pair = table["less"] != table["arm"].map(self.baselines)
@@ -133,6 +136,8 @@ def _sentence(line: dict[str, Any], *, is_pair: bool) -> str:
         return f"{line['arm']} {said} {line['less']}: {number}."
     if is_interval:
         number += f", {line['verdict']}"
+    if math.isnan(line["removed"]):
+        return f"{line['arm']}: {number}."
     return (
         f"{line['arm']}: {number}; {100 * line['removed']:.1f} % of the attention removed, "
         f"a new sink in {100 * line['regrown']:.1f} % of heads."
@@ -190,10 +195,9 @@ def compare(
         for one in arm_losses(model, edits, encoded, read=read, samples=samples, seed=seed):
             if progress is not None and one.arm == NONE + suffix:
                 progress(f"text {one.text + 1} of {len(encoded)}{suffix}")
-            removed = one.about["removed"]
             columns = {"arm": one.arm, "text": one.text, "position": one.position_P}
-            columns |= {"nats": one.nats_P, "removed": 0.0 if math.isnan(removed) else removed}
-            frames.append(pd.DataFrame(columns | {"regrown": one.about["regrown"]}))
+            columns |= {"nats": one.nats_P}
+            frames.append(pd.DataFrame(columns | {dose: one.about[dose] for dose in DOSES}))
     return Comparison(pd.concat(frames, ignore_index=True), baselines)
 
 

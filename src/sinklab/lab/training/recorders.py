@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from transformers import TrainerCallback
 
+from sinklab.lab.data.rows import spread
 from sinklab.lab.files import Terminated
 from sinklab.lab.training.checkpoints import newest
 from sinklab.lab.training.monitor import MEASURES, measured
@@ -52,7 +53,7 @@ class Monitor:
     def rows(self, model: nn.Module, step: int) -> list[dict[str, Any]]:
         """The measures of a model that has taken so many steps: of all layers, and of each."""
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        ids_RS = self.ids_RS[:: max(1, len(self.ids_RS) // 8)][:8]
+        ids_RS = self.ids_RS[spread(len(self.ids_RS), 8)]
         found = measured(model, ids_RS, causal=causal, given=self.given)
         return [{"step": step, "causal": causal, **row} for row in found]
 

@@ -14,6 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.lab.data import StreamedRows, row_start
 from sinklab.lab.files import Terminated, on_signals
+from sinklab.lab.records.reading import lost_files
 from sinklab.lab.records.writing import RunWriter
 from sinklab.lab.training import adapters, checkpoints
 from sinklab.lab.training import model as models
@@ -70,8 +71,11 @@ def train(
 
     earlier = checkpoints.earlier_run(folder, settings)
     if earlier is not None and earlier.status == "complete":
-        say(f"the run in {folder} is complete; nothing is left to do")
-        return folder / "model"
+        lost = lost_files(folder, earlier)
+        if not lost:
+            say(f"the run in {folder} is complete; nothing is left to do")
+            return folder / "model"
+        say(f"made again, because they are lost or damaged: {', '.join(sorted(lost))}")
     checkpoint: Path | None = None
     if earlier is not None:
         checkpoint = checkpoints.newest(folder)

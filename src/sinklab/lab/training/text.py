@@ -24,6 +24,7 @@ from sinklab.lab.data import (
     row_start,
     train_tokenizer,
 )
+from sinklab.lab.data.rows import spread
 from sinklab.lab.files import ordinary_files, refused
 from sinklab.lab.training.settings import TrainSettings
 
@@ -154,9 +155,8 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
     rows = _rows(_read(str(settings.heldout), settings), settings, tokenizer)
     # evenly spaced, so that every document has its share; the two rows of a question stay together
     together = rows_together(settings)
-    apart = max(1, len(rows) // settings.heldout_rows)
-    chosen = torch.arange(len(rows)).view(-1, together)[::apart].flatten()
-    return rows.part(chosen[: max(together, settings.heldout_rows)])
+    every = torch.arange(len(rows)).view(-1, together)
+    return rows.part(every[spread(len(every), settings.heldout_rows // together)].flatten())
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sinklab.lab.analysis import mean_over
 from sinklab.lab.reports import Printed, as_shown, write_printed
-from sinklab.lab.reports.training import FREE, Training, variant
+from sinklab.lab.reports.training import FREE, OF_VARIANT, Training, variant
 from sinklab.lab.studies import Row
 from sinklab.lab.studies.benchmarks.tables import ONE_TOKEN, Benchmark, as_printed, found_in
 
@@ -22,10 +22,6 @@ benchmarks, and rows by the words for their models. A row is the name in the pap
 the words of `variant`, and percent right by benchmark.
 """
 COLUMNS = ONE_TOKEN["columns"]
-# Settings that make a variant, or follow from it: runs of one experiment may differ in these.
-_OF_VARIANT = frozenset(
-    {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
-)
 CELL: Row = dict.fromkeys(("value", "stderr", "low", "high"), math.nan)
 CELL |= {"runs": 0, "samples": 0, "task": "", "metric": ""}
 """Percent right of a group of models that differ in their seed alone; these values if nothing was
@@ -57,7 +53,8 @@ def read_scores(
         home = _base(str(bench.model.get("name")), homes)
         if home is not None:
             about = _described(home)
-        about["variant"] = variant(bench.model)
+        about |= {"variant": variant(bench.model), "path": str(bench.run.path)}
+        about["model"] = str([bench.model.get("name"), bench.model.get("weights_sha256")])
         for column, how in COLUMNS.items():
             for order, task in enumerate(how["tasks"]):
                 score = bench.score(task, metric)
@@ -92,7 +89,7 @@ def _described(base: Training) -> Row:
         start = "retrofit"
     if settings.get("pairs", "none") != "none":
         start = "unknown"
-    alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
+    alike = {key: value for key, value in settings.items() if key not in FREE | OF_VARIANT}
     tokens = math.prod(int(settings.get(name) or 0) for name in ("steps", "batch", "length"))
     label += f", {base.run.info.model.get('parameters', 0):,} parameters, {tokens:,} tokens"
     key = json.dumps([start, alike], sort_keys=True)
@@ -140,6 +137,12 @@ def _cell(rows: pd.DataFrame) -> Row:
     rows = rows[rows["order"] == rows["order"].min()]
     # a first try with a limit does not count beside the whole benchmark
     rows = rows[rows["samples"] == rows["samples"].max()]
+    twice = rows[rows.duplicated("model", keep=False)]
+    if len(twice):
+        raise ValueError(
+            f"one model was scored more than once on {twice['task'].iloc[0]}, in "
+            f"{' and '.join(twice['path'])}, and is one run all the same: give one of them"
+        )
     over = mean_over(rows["value"])
     found = {"value": over.value, "runs": len(rows)}
     found |= rows[["task", "metric", "samples"]].iloc[0].to_dict()

@@ -235,7 +235,8 @@ class Benchmark:
     @property
     def alike(self) -> str:
         """Weights and settings that runs which differ in masking alone have in common."""
-        free = (*MASKING, "tasks", "record_sinks")
+        # answers of a task have a length of their own, and some are programs
+        free = (*MASKING, "tasks", "record_sinks", "new_tokens", "run_code")
         settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
         return json.dumps(
             [self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True

@@ -82,7 +82,7 @@ class CurveSettings(Checked):
     """Score two controls on the same rows too, the model with shuffled weights and with fresh ones;
     their numbers stand beside its own. When left out, if that is little work for this model.
     """
-    figures: tuple[str, ...] = limited(("png",), free=True)
+    figures: tuple[str, ...] = limited(("png",), one_of=("png", "svg", "pdf"), free=True)
     """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
     def __post_init__(self) -> None:

@@ -98,6 +98,8 @@ class _Curve:
         self.label, self.title, self.rows = one.label, title_of(one), _costs(one)
         self.settings = one.run.info.settings
         self.rule = self.settings.get("sink_rule")
+        # of a map each layer is named with its cost
+        self.layers = [] if is_map(one.run) else self.settings.get("layers") or []
         self.by_degree = by_degree(one.run)
         self.is_diffusion = one.run.info.model.get("family") == "diffusion"
         # None if controls alone were scored
@@ -111,6 +113,8 @@ class _Curve:
         if self.by_degree:
             weight, k = f" at {percent(level)} of the weight", self.settings["ks"][-1]
         count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
+        if self.layers:
+            weight += f" in layers {', '.join(map(str, self.layers))} alone"
         if self.rule is None:
             return f"the {count}most attended {key}{weight}"
         return f"at most {k:g} {key} that {rule_name(self.rule)} calls sinks{weight}"
@@ -225,7 +229,10 @@ def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_
     """
     less = f"less that of {other.title}"
     why = one.lacks() or other.lacks()
-    blocked = [(each.main, each.rule, each.by_degree) for each in (one, other)]
+    blocked = [
+        (each.main, each.rule, each.layers, each.by_degree and each.settings["ks"])
+        for each in (one, other)
+    ]
     if one.main is None or blocked[0] != blocked[1]:
         why = "not the same keys were blocked in both"
     if why:
@@ -251,15 +258,29 @@ def _between(one: _Curve, other: _Curve, rows: list[pd.DataFrame]) -> Iterator[_
 
 
 def _map_lines(one: Reader) -> list[dict[str, str]]:
-    """The greatest cost, the attention that the keys held, and how many cells cost and help."""
-    run = one.run
-    table, unit = finished(run, "curve"), run.info.settings["by"]
-    cells = table[table["layer"] >= 0]
+    """The greatest cost, the attention that the keys held, and how many cells cost and help, for
+    each number of keys.
+    """
+    curve, lines = _Curve(one), list[dict[str, str]]()
+    for k in curve.levels:
+        if k > 0:
+            lines += _of_cells(one, curve, k)
+    return lines
+
+
+def _of_cells(one: Reader, curve: _Curve, k: float) -> list[dict[str, str]]:
+    run, unit = one.run, one.run.info.settings["by"]
+
+    def of_keys(table: pd.DataFrame) -> pd.DataFrame:
+        wanted = (table["layer"] >= 0) & (table["control"] == curve.main) & (table["k"] == k)
+        return table[wanted]
+
+    cells = of_keys(finished(run, "curve"))
     most = cells.loc[cells["mean"].idxmax()]
     where = f"layer {most['layer']:.0f}"
     if most["head"] >= 0:
         where += f", head {most['head']:.0f}"
-    keys = _Curve(one).keys(most["k"])
+    keys = curve.keys(k)
     greatest = {"measure": f"greatest cost of {keys}, nats per token: {where}"}
     greatest |= {"value": signed(most["mean"], 4), "verdict": most["verdict"]}
     if math.isnan(most["low"]):
@@ -268,7 +289,7 @@ def _map_lines(one: Reader) -> list[dict[str, str]]:
         greatest["interval"] = " … ".join(signed(most[end], 4) for end in ("low", "high"))
     shown = {}
     for kind in twins_of(run):
-        means = run.table(of_twin("curve", kind))["mean"]
+        means = of_keys(run.table(of_twin("curve", kind)))["mean"]
         shown[kind] = signed(means[means.abs().idxmax()], 4)
     lines = [greatest | {"controls": beside(shown)}]
     if "screen" in run.tables:

@@ -210,9 +210,11 @@ class Trace(Study):
         """The commands that go on from here: to see the run, to run its controls, to block its
         sinks.
         """
+        from sinklab.lab.reports.study import reading_words
+
         # names of a run folder that came from elsewhere are not for the shell to read
-        name, path = shlex.quote(runs[0].info.model["name"]), shlex.quote(str(runs[0].path))
-        again = f"sinklab trace --model {name} --config {path} --out"
+        reading, path = reading_words(runs[0].info.model), shlex.quote(str(runs[0].path))
+        again = f"sinklab trace {reading} --config {path} --out"
         lines = [f"next: sinklab report {path}"]
         follows_all = settings.every == 1 or settings.values()["cache"] is None
         if "twins" not in runs[0].tables and follows_all:
@@ -225,7 +227,7 @@ class Trace(Study):
             k = 1 if runs[0].info.model["family"] == "autoregressive" else 5
             masked, edit = shlex.quote(f"{runs[0].path}-masked"), f"block_keys:keys=top:k={k}"
             lines.append(f"what it writes with sinks blocked: {again} {masked} --edits {edit}")
-        curve = f"sinklab curve --model {name}"
+        curve = f"sinklab curve {reading}"
         return [*lines, f"what blocking them costs: {curve}; head by head: {curve} --by head"]
 
 
