@@ -11,6 +11,7 @@ import torch
 from refusals import refused
 from sinklab.lab.checkpoints import SpecialIds
 from sinklab.lab.scoring import encode
+from sinklab.lab.short_road import LM
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
 from tiny_diffusion import beginning_tokenizer
@@ -184,3 +185,10 @@ def test_a_clean_pass_reads_its_own_past(tmp_path):
 def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, message):
     refused(message, lambda: study(tiny_llama(), tmp_path / "run", replace(QUICK, **change)))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_of_too_few_queries_still_has_a_page(tmp_path):
+    lm = LM(**vars(tiny_llama()))
+    run = lm.watch("A", new_tokens=3)
+    assert "no key was seen by enough queries" in str(run.summary())
+    assert "Not measured: no key was seen" in run.explore(tmp_path).path.read_text("utf-8")

@@ -39,7 +39,7 @@ def existence(
     `is_like`: whether the model is not distinguishable from it.
     """
     if not found.samples:
-        return "Not measured: no attention was recorded."
+        return "Not measured: no key was seen by enough queries (take a longer text)."
     held = f"the strongest token of a head receives {percent(found.value)} of its attention"
     control = ""
     for name, share in [*found.controls.items()][:1]:
