@@ -192,6 +192,15 @@ def test_patch_takes_keys_and_values_of_another_run(tmp_path):
         model(one_BS)
 
 
+def test_a_file_that_is_written_again_is_read_again(tmp_path):
+    model, file, found = llama(), tmp_path / "run.safetensors", []
+    for first in (1, 20):
+        save_run(model, file, torch.arange(first, first + 12)[None], states=False)
+        with torch.no_grad(), intervene(model, Patch(file=str(file), positions=(3,))):
+            found.append(model(IDS).logits)
+    assert not torch.equal(*found)
+
+
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])
 def test_patch_needs_a_source_for_each_position(positions, source):
     refused("one for each", Patch, file="run.safetensors", positions=positions, source=source)

@@ -121,12 +121,19 @@ def other_keys(call: Call, blocked_BHS: Tensor, removal: str) -> Tensor:
     return allowed(mask)[:, :, 0] & ~blocked_BHS
 
 
-@lru_cache(maxsize=4)
 def reference_values(file: str) -> dict[str, Tensor]:
-    """Mean values (H, D) by layer. Raises ValueError for another file."""
+    """Tensors of a file by name, read once as it was last changed. Raises ValueError for another
+    file.
+    """
     with refused(
         f"no reference values can be read from {file}, which is absent or damaged",
         SafetensorError,
         OSError,
     ):
-        return load_file(ordinary(file))
+        state = ordinary(file).stat()
+        return _read(file, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(file: str, *_: int) -> dict[str, Tensor]:
+    return load_file(file)
