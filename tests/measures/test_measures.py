@@ -17,6 +17,7 @@ from sinklab.core.instrument.edits.block_keys import BlockKeys
 from sinklab.core.instrument.edits.selectors import SinkKeys, TopKeys
 from sinklab.core.instrument.routes import tapped
 from sinklab.core.instrument.statistics import StatesView
+from sinklab.core.subject import Canvas
 from sinklab.lab.measures import WindowAttention
 from sinklab.lab.measures.controls import Others
 from sinklab.lab.measures.patch import Patch, save_run
@@ -97,6 +98,28 @@ def test_norms_and_cosines_of_every_head(causal):
         mean_BH1D = out_BHQD.mean(2, keepdim=True)
         cosine_BHQ = torch.cosine_similarity(out_BHQD, mean_BH1D, dim=-1)
         assert_allclose(found["head_output"][..., 1], cosine_BHQ.mean(-1), atol=1e-5)
+
+
+def test_under_a_window_only_the_queries_that_still_see_a_key_count():
+    model, kept = tiny_model(), Kept()
+    mask_id = model.config.mask_token_id
+    canvas = Canvas.from_prompts([[5, 6, 7, 8, 9, 10]], new_tokens=6, mask_id=mask_id)
+    names = ("key_cosine", "received_from_masked:least=1")
+    near_QS = torch.ones(12, 12).triu(-1).tril(1)
+    watched = trace(model, names, canvas=canvas, layers=0)
+    edited = intervene(model, WindowAttention(radius=1))
+    with torch.no_grad(), edited, watched as recording, tapped(model, kept):
+        model(canvas.ids_BS)
+    call = kept.calls[0]
+    cosine_HQS = torch.cosine_similarity(call.q[0, :, :, None], call.k[0, :, None], dim=-1)
+    cosine_HS = (cosine_HQS * near_QS).sum(1) / near_QS.sum(0)
+    assert_allclose(recording.array(names[0])[0, 0, 0], cosine_HS, atol=1e-5)
+    weights_HQS = (call.q @ call.k.mT / call.q.shape[-1] ** 0.5)[0]
+    weights_HQS = weights_HQS.masked_fill(near_QS == 0, -torch.inf).softmax(-1)[:, 6:]
+    # the prompt but its last token is seen by no masked query
+    expected_HS = weights_HQS.sum(1) / near_QS[6:].sum(0) * near_QS.sum(0)
+    assert expected_HS[:, :5].isnan().all() and expected_HS[:, 5:].isfinite().all()
+    assert_allclose(recording.array(names[1])[0, 0, 0], expected_HS, atol=1e-5)
 
 
 def test_outliers_of_hidden_states():

@@ -5,7 +5,7 @@ values, heads' outputs, and hidden states.
 # B batch, L layers so far, H query heads (those recorded), K key/value heads, G groups of queries,
 # Q queries, S keys, D width: of a head, or of hidden states; N numbers of a row, or kinds of keys,
 # R the greatest that are kept, X any axes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class ReceivedFromMasked(Statistic, Checked):
     The mean weight that the masked queries which see the key give it, times the queries that see
     it: an even share is the same as in "received", and a rule may read it in its place
     (``find_sinks(…, rule, recording.visible)``). NaN if fewer than `least` masked queries see the
-    key: too few to tell.
+    key, edits included: too few to tell.
     """
 
     least: int = limited(8, at_least=1)
@@ -50,15 +50,21 @@ class ReceivedFromMasked(Statistic, Checked):
 
     def measure(self, call: Call) -> Tensor:
         received_BHS = call.result("received_by_state")[:, MASKED]
-        visibility = call.visibility
         state_BQ: Any = call.query_state_BQ
         every_head = (-1, call.q_BHQD.shape[1], -1)
-        masked_BHS = visibility.seen_by(state_BQ == MASKED).to(received_BHS).expand(every_head)
-        masked_BHS = call.of_heads(masked_BHS)
-        every_BHS = call.of_heads(visibility.visible_BHS.to(received_BHS).expand(every_head))
+        masked_BHS, every_BHS = (
+            call.of_heads(seen_after(call, some_BQ).to(received_BHS).expand(every_head))
+            for some_BQ in (state_BQ == MASKED, call.visibility.counted_BQ)
+        )
         told_BHS = (masked_BHS >= self.least) | (every_BHS == 0)
         mean_BHS = received_BHS / masked_BHS.clamp_min(1)
         return (mean_BHS * every_BHS).masked_fill(~told_BHS, torch.nan)
+
+
+def seen_after(call: Call, some_BQ: Tensor) -> Tensor:
+    """Number of these queries that see each key, edits included, (B, 1 or H, S)."""
+    visibility = replace(call.visibility, mask=call.mask, is_causal=call.is_causal)
+    return visibility.seen_by(some_BQ)
 
 
 @statistics.register("given_by_state")
@@ -147,7 +153,8 @@ class KeyNormByHead(ValueNormByHead):
 
 @statistics.register("key_cosine")
 class KeyCosine(Statistic):
-    """Mean of cos θ_ij over the queries i that see key j, −1 to 1; 0 for a key that none sees.
+    """Mean of cos θ_ij over the queries i that see key j, edits included, −1 to 1; 0 for a key that
+    none sees.
 
     The score is q·k_j = ‖q‖ ‖k_j‖ cos θ_ij (arXiv 2601.07894; Gu et al., arXiv 2410.10781, section
     3.1). Costs one product of the size of the scores.
@@ -161,7 +168,7 @@ class KeyCosine(Statistic):
         real_BQ1 = real_weight(call.visibility.real_BQ, q_BHQD[:, 0])
         seen_BHQS = allowed(dense_mask(call)).expand(*q_BHQD.shape[:3], -1).to(q_BHQD)
         sum_BHSD = torch.einsum("bhqs,bhqd->bhsd", seen_BHQS, q_BHQD * real_BQ1[:, None])
-        count_BHS = call.visibility.visible_BHS.clamp_min(1)
+        count_BHS = seen_after(call, call.visibility.counted_BQ).clamp_min(1)
         return call.of_heads((sum_BHSD * key_BHSD).sum(-1) / count_BHS)
 
 
