@@ -117,6 +117,16 @@ def test_amplified_states_are_spread_about_their_mean(mean):
     assert {record.layer for record in state_records(log)} == {0}
 
 
+def test_the_mean_over_positions_leaves_out_padding():
+    model, found = tiny_model(), []
+    for pad in (0, 4):
+        ids_BS = F.pad(IDS, (pad, 0))
+        edit = Amplify(positions=(2 + pad,), scale=4.0, mean="positions", layers=(0,))
+        with torch.no_grad(), intervene(model, edit):
+            found.append(model(ids_BS, ids_BS > 0).logits[:, pad:])
+    assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_shares_of_a_row_are_those_of_the_dense_map():
     model = tiny_model(1).eval()
     canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=6, mask_id=model.config.mask_token_id)

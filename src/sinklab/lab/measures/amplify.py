@@ -15,6 +15,7 @@ from sinklab.core.errors import limited, whole_numbers
 from sinklab.core.instrument import Call, InterventionLog, Listener
 from sinklab.core.instrument.edits.edit import Edit
 from sinklab.core.registry import interventions
+from sinklab.lab.measures.statistics import mean_over_positions
 from sinklab.lab.scoring.hidden_states import Part, StateHandler
 
 
@@ -31,8 +32,8 @@ class Amplify(Edit):
     scale: float = limited(MISSING, above=0)
     """Factor λ."""
     mean: str = limited("channels", one_of=("channels", "positions", "none"))
-    """The mean μ: of a state over its channels, of each channel over the positions that run, or
-    none, which is the control λ o.
+    """The mean μ: of a state over its channels, of each channel over the real positions that
+    run, or none, which is the control λ o.
     """
     heads: ClassVar[None] = None  # type: ignore[misc]
 
@@ -52,7 +53,7 @@ class Amplify(Edit):
         if self.mean == "channels":
             mean = own_BMD.mean(-1, keepdim=True)
         elif self.mean == "positions":
-            mean = states_BQD.mean(1, keepdim=True)
+            mean = mean_over_positions(states_BQD.float(), call.visibility.real_BQ)[:, None]
         return (slice(None), run_M), self.scale * (own_BMD - mean) + mean
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
