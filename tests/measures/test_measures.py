@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from safetensors.torch import save_file
 
 from conformance.probing import check_intervention
 from refusals import refused, refusing
@@ -222,6 +223,16 @@ def test_a_file_that_is_written_again_is_read_again(tmp_path):
         with torch.no_grad(), intervene(model, Patch(file=str(file), positions=(3,))):
             found.append(model(IDS).logits)
     assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("layer", ["model.layers.0.self_attn", "another"])
+def test_mean_values_of_another_model_are_refused(tmp_path, layer):
+    file = tmp_path / "values.safetensors"
+    save_file({layer: torch.zeros(3, 5)}, file)
+    edit = BlockKeys(TopKeys(1), when="now", how=f"mean_value:file={file}")
+    model = llama()
+    with refusing("values of model.layers.0.self_attn must be"), intervene(model, edit):
+        model(IDS)
 
 
 @pytest.mark.parametrize("positions, source", [((), ()), ((1, 2), (3,))])

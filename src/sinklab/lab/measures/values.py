@@ -5,6 +5,7 @@ seen or of reference texts.
 # B batch, H query heads, S keys, D head dim
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sinklab.core.attention.visibility import allowed
+from sinklab.core.errors import check_tensor
 from sinklab.core.instrument.call import Call
 from sinklab.core.instrument.edits.removals import Removal
 from sinklab.core.instrument.keys import one_row_mask
@@ -89,7 +91,8 @@ class MeanValue(ValueRemoval):
     """Keep the mass on the keys, and give each the mean value of that head's sinks in reference
     texts.
 
-    Raises ValueError in a call for a file that cannot be read, and for a head without a sink there.
+    Raises ValueError in a call for a file that cannot be read or is of another model, and for a
+    head without a sink there.
     """
 
     file: str = ""
@@ -100,7 +103,10 @@ class MeanValue(ValueRemoval):
     def values(
         self, call: Call, value_BHSD: Tensor, blocked_BHS: Tensor, random_BHS: Tensor
     ) -> Tensor:
-        means_HD = reference_values(self.file)[call.layer]
+        means_HD: Any = reference_values(self.file).get(call.layer)
+        heads, _, width = value_BHSD.shape[1:]
+        remedy = f"give a file of this model's own, which {self.file} is not"
+        check_tensor(f"values of {call.layer}", means_HD, (heads, width), "float", remedy)
         lacking_H = means_HD.isnan().any(-1) & blocked_BHS.any(-1).any(0).to(means_HD.device)
         if bool(lacking_H.any()):
             head = int(lacking_H.nonzero()[0])
