@@ -12,6 +12,7 @@ import sinklab
 from pictures import no_pictures as no_pictures
 from refusals import refused
 from sinklab.core.instrument import trace
+from sinklab.core.subject import Canvas
 from sinklab.lab.records.info import FAST, OWN
 from sinklab.lab.reports import report
 from sinklab.lab.reports.runs import as_shown
@@ -129,6 +130,20 @@ def test_under_a_cache_the_queries_that_ran_are_known():
     # a block alone holds no prompt
     assert np.isnan(arrays["row_entropy"][1][2]).all()
     assert np.isfinite(arrays["row_entropy"][1][:2]).all()
+
+
+@pytest.mark.parametrize("cache", [None, "dual"])
+def test_drift_is_that_of_one_trace_over_all_steps(tmp_path, cache):
+    loaded = tiny_loaded(1)
+    settings = replace(QUICK, statistics=("drift",), cache=cache, new_tokens=4)
+    drift = traced(loaded, tmp_path / "run", settings).arrays("attention", sample=0)["drift"]
+    ids = encode(loaded, "The old man").ids
+    canvas = Canvas.from_prompts([ids], new_tokens=4, mask_id=MASK)
+    with trace(loaded.model, ("drift",)) as recording:
+        for step in loaded.model.denoise(canvas, settings):
+            recording.mark(step.index)
+    assert np.isnan(drift[0]).all() and np.isfinite(drift[1:]).all() and (drift[1:] > 0).any()
+    np.testing.assert_allclose(drift, recording.array("drift")[:, 0], rtol=1e-2, atol=1e-6)
 
 
 def test_a_checkpoint_without_tokenizer_is_watched_in_ids():

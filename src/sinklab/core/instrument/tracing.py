@@ -1,7 +1,6 @@
 """`trace`: watch every attention layer of a model for the length of a block."""
 
 # B batch, L layers, H query heads, Q queries, S keys
-from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +41,8 @@ class Recorder(Listener):
     is_shifted: bool
     """Whether a query predicts the next position, whose state is its own."""
     exact: bool
+    memory: dict[tuple[str, str], dict[Any, Any]] = field(default_factory=dict)
+    """Kept by statistics, by label and layer."""
     probing: int = 0
     """Number of `InterventionLog.probing` blocks around the trace."""
     marked: list[ForwardRecord] = field(default_factory=list)
@@ -54,8 +55,6 @@ class Recorder(Listener):
         self.reads = {name for one in self.statistics.values() for name in one.reads}
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
-        self.memory: dict[tuple[str, str], dict[Any, Any]] = defaultdict(dict)
-        """Kept by statistics, by label and layer."""
 
     @property
     def steps(self) -> list[ForwardRecord]:
@@ -145,7 +144,7 @@ class Recorder(Listener):
             if one.of_states != isinstance(view, StatesView):
                 continue
             if isinstance(view, Call):
-                view = view.within(memory=self.memory[label, layer])
+                view = view.within(memory=self.memory.setdefault((label, layer), {}))
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
@@ -211,6 +210,7 @@ def trace(
     heads: Iterable[int] | int | None = None,
     steps: Container[int] | None = None,
     maps: Iterable[MapKey] = (),
+    memory: dict[Any, Any] | None = None,
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block.
 
@@ -240,6 +240,8 @@ def trace(
         steps: a container of step numbers, counted from 0 by marks, or else by forwards.
         maps: (step, layer, head) triples whose map is kept (`recording.map`), whatever else is
             chosen.
+        memory: a dict that traces of one run share, empty at first, so that a statistic such as
+            drift compares a step with the one of the trace before.
 
     Raises ValueError for anything that does not exist or cannot be seen: a statistic, layer or
     head, states without a canvas, a compiled model; for another thread's model; at the end for no
@@ -260,7 +262,7 @@ def trace(
         )
     is_shifted = bool(config_value(model, "logit_shift"))
     scope = RecordingScope(layers, heads, steps, maps)
-    recorder = Recorder(chosen, scope, canvas, is_shifted, exact)
+    recorder = Recorder(chosen, scope, canvas, is_shifted, exact, {} if memory is None else memory)
     with tapped(model, recorder) as tap:
         recorder.probing = tap.suspended
         seen_before = tap.forwards

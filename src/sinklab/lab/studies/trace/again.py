@@ -28,6 +28,7 @@ from sinklab.lab.scoring import Task
 from sinklab.lab.scoring.writing import Moment, needs_clean_pass
 from sinklab.lab.studies import Tick, Work, nothing, write_twins
 from sinklab.lab.studies.trace.recording import Recorder, Selection
+from sinklab.lab.studies.trace.study import STATISTICS
 
 CANVASES = 16
 """Canvases of a text that run at once, if none depends on another."""
@@ -155,7 +156,13 @@ def retraced(
         ids_S, state_S = rows["token_id"].to_numpy(), pd.Index(STATES).get_indexer(rows["state"])
         moments.append(Moment(int(step), 0, ids_S, state_S, 0, ids_S[:0]))
     size = CANVASES
-    if task.edits or task.settings.full_forward or task.settings.values()["cache"] is not None:
+    if (
+        task.edits
+        or task.settings.full_forward
+        or task.settings.values()["cache"] is not None
+        # others may compare a step with the one before
+        or not {*task.settings.statistics} <= {*STATISTICS}
+    ):
         size = 1
     run = _continuing(task)
     if task.is_diffusion:

@@ -112,6 +112,7 @@ class Recorder:
         self._needs_states = by_state and not self._by_rows
         self._after_L = pd.Index(selection.layers).get_indexer(np.array(selection.layers) + 1)
         """place of the layer behind each one, -1 if it is not recorded"""
+        self._memory: dict[Any, Any] = {}
         self._steps: list[dict[str, np.ndarray]] = []
         self._tables = defaultdict[str, list[Row]](list)
         self.moments: list[Moment] = []
@@ -131,7 +132,7 @@ class Recorder:
             yield None
             return
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
-        chosen: dict[str, Any] = {"steps": (0,)}
+        chosen: dict[str, Any] = {"steps": (0,), "memory": self._memory}
         kept = self._selection
         if len(kept.layers) < kept.of_layers:
             chosen["layers"] = kept.layers
