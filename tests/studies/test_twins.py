@@ -33,6 +33,10 @@ CASES = {
     "cached": (lambda: tiny_loaded(1), {"cache": "dual"}),
     "edited": (lambda: tiny_loaded(1), {"edits": ("block_keys:keys=top:k=2",)}),
     "clean pass": (tiny_loaded, {"edits": ("block_keys:keys=top:k=2,when=clean",)}),
+    "by state": (
+        tiny_loaded,
+        {"edits": ("block_keys:keys=top:k=2,queries=committed,when=now",)},
+    ),
     "compared": (lambda: tiny_loaded(1), {"statistics": ("drift",)}),
     "tokens edited": (
         tiny_loaded,

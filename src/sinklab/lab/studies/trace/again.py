@@ -170,6 +170,8 @@ def retraced(
     under: Any = nullcontext()
     if task.edits:
         under = intervene(task.loaded.model, *task.edits, measure=False, allow_idle=True)
+    # edits ask it for the states of positions, and run on one canvas at a time
+    text = SimpleNamespace(canvas=_canvases(task, 1))
     with under as log:
         for start in range(0, len(moments), size):
             some = moments[start : start + size]
@@ -177,7 +179,7 @@ def retraced(
             ids_BS = pad_sequence(rows, batch_first=True, padding_value=_NO_ID).to(
                 task.loaded.model.device
             )
-            with decoding(recorder):
+            with decoding(text):
                 if log is not None and needs_clean_pass(task.edits):
                     with log.probing():
                         run(ids_BS)
