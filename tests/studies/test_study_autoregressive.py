@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+import sinklab
 from refusals import refused
 from sinklab.lab.checkpoints import SpecialIds
 from sinklab.lab.scoring import encode
-from sinklab.lab.short_road import LM
 from sinklab.lab.studies.trace.study import StudySettings, study
 from small_runs import traced
 from tiny_diffusion import beginning_tokenizer
@@ -187,8 +187,8 @@ def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path, change, mes
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_text_of_too_few_queries_still_has_a_page(tmp_path):
-    lm = LM(**vars(tiny_llama()))
-    run = lm.watch("A", new_tokens=3)
+    run = sinklab.load("tiny-causal").watch("The house", new_tokens=4)
     assert "no key was seen by enough queries" in str(run.summary())
     assert "Not measured: no key was seen" in run.explore(tmp_path).path.read_text("utf-8")
