@@ -95,6 +95,21 @@ def test_a_row_that_sees_nothing_else_keeps_its_keys():
             BlockKeys("top:k=1", how=how)
 
 
+@pytest.mark.parametrize("how", ["weaken:beta=0.5", "share:to=0.1", "zero_value"])
+def test_the_dose_behind_an_edit_that_blocks_is_its_own(how):
+    model, first = OneCall(True), MaskPositions((0,))
+    with intervene(model, first, MaskPositions((1,), how=how)) as log, trace(model) as after:
+        model()
+    with intervene(model, first), trace(model) as before:
+        model()
+    removed_BHS = before.received[0][:, 0]
+    if how != "zero_value":
+        removed_BHS = removed_BHS - after.received[0][:, 0]
+    second = log.removals[1]
+    assert_close(second["removed"][:, 0], removed_BHS[..., 1].float() / 7, rtol=0, atol=1e-6)
+    assert second["alone"].eq(0).all() and log.removals[0]["alone"].eq(1).all()
+
+
 @pytest.mark.parametrize("mean", ["channels", "positions", "none"])
 def test_amplified_states_are_spread_about_their_mean(mean):
     model, some = tiny_model(), [2, 5]

@@ -193,6 +193,7 @@ class Editor(Listener):
             memory=self.memory[layer],
             choice=Choice(draw=self.draw),
             chosen=None,
+            alone_BH=None,
         )
 
     def check_call(self, edited: Any, call: Call) -> Call:
