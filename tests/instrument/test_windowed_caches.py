@@ -98,6 +98,16 @@ def test_a_cache_that_drops_keys_is_refused_once_it_does(kind, cache, watch):
         generated(model, **options, max_new_tokens=1)
 
 
+def test_a_block_opened_behind_a_filled_cache_knows_where_the_text_begins():
+    model, cache = windowed("Qwen2"), DynamicCache()
+    with torch.no_grad():
+        model(IDS, past_key_values=cache)
+        with intervene(model, BlockKeys(Positions((4,)), when="now")) as log, trace(model) as seen:
+            model(IDS[:, :1], past_key_values=cache)
+    assert seen.prefix == 0 and seen.columns[0].tolist() == [PROMPT]
+    assert log.removals[0].columns_BLHM.unique().tolist() == [4]
+
+
 @pytest.mark.parametrize("kind", ["Qwen2", "Gemma3"])
 def test_several_tokens_behind_a_window_stand_at_their_positions(kind):
     model, text_BS = windowed(kind), torch.cat([IDS, IDS[:, 2:6]], 1)

@@ -25,6 +25,7 @@ from sinklab.core.compat import (
     is_compiled,
     is_divided,
     is_running,
+    stated,
 )
 from sinklab.core.instrument.arguments import NAMES
 from sinklab.core.instrument.backends import (
@@ -216,6 +217,9 @@ class ModelTap(Tap, TorchFunctionMode):
     def _edit_call(self, path: str, given: dict[str, Any]) -> tuple[Call, Call]:
         if path in self._origins:
             self._origins[path].check(path, given["key"].shape[-2])
+            if self.prefix is None and stated(self._origins[path].cache, "layers") is not None:
+                # a cache of transformers holds the text, whose beginning may have run before
+                self.prefix = 0
         return self.edited(path, given)
 
 

@@ -136,7 +136,8 @@ class Tap:
         """What is read of it when it ends."""
         self.prefix: int | None = None
         """Sink columns in front of the keys, which are no columns of the canvas: by the canvas that
-        a denoiser announces, else by the first call, which should be a full one. None before.
+        a denoiser announces, none with a cache of transformers, else by the first call, which
+        should be a full one. None before.
         """
         self.layers: dict[str, int] = {}
         """Module paths of the attention calls so far, and their numbers, in the order they run."""
