@@ -123,6 +123,15 @@ def test_what_a_model_has_not_is_refused(model, edit, message):
         model(IDS, **given)
 
 
+def test_a_layer_counted_from_the_last_is_refused_where_others_attend_than_the_config_says():
+    model = llama()
+    # as a hybrid model, in which one of three does not attend
+    model.config.num_hidden_layers = 3
+    edit = MaskSinks(1, when="now", layers=-2)
+    with refusing("-2 .* of 3 .* 2 attended"), intervene(model, edit):
+        model(IDS)
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_kept_keys_of_an_autoregressive_memory_grow_up_to_the_limit(limit):
     model = llama(causal=True)

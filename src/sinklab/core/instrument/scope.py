@@ -111,6 +111,12 @@ class RecordingScope:
                         f"no attention layer is called {wanted!r} among the {total} that ran: "
                         f"{hint}"
                     )
+            elif wanted < 0 and self.total != total:
+                raise ValueError(
+                    f"layer {wanted} counts from the last of {self.total} layers, but {total} "
+                    "attended (in a hybrid model others do something else): count from the first, "
+                    f"0 … {total - 1}, or give module paths"
+                )
             elif not -total <= wanted < total:
                 raise ValueError(
                     f"layers are numbered 0 … {total - 1} in the order they run (or from the end, "
