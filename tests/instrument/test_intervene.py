@@ -68,6 +68,22 @@ def test_clean_pass_selects_in_unedited_forwards_and_leaves_them_alone():
         model(IDS)
 
 
+def test_a_clean_pass_in_another_and_one_that_is_refused_leave_what_was_outside():
+    model = HandWritten()
+    plain = model(IDS)
+    with intervene(model, MaskSinks(2, when="clean"), allow_idle=True) as log:
+        with log.probing():
+            with log.probing():
+                model(IDS)
+            assert torch.equal(model(IDS), plain)
+        assert log.probed == 2 and log.forwards == 0 and not log.is_probing
+    with intervene(model, MaskPositions(1, layers=5), allow_idle=True) as log:
+        with refusing("0 … 0"), log.probing():
+            # a forward that ends with the block
+            model.blocks[0](model.embed(IDS))
+        assert log.tap.suspended == 0 and not log.is_probing
+
+
 def test_reset_starts_a_new_sequence():
     model = HandWritten()
     plain = model(IDS[:1])

@@ -104,14 +104,17 @@ class InterventionLog(Listener):
         They are no steps: a trace around them does not record them.
         """
         self.tap.flush()
+        outside = self.is_probing
         self.is_probing = True
         self.tap.suspended += 1
         try:
-            yield
+            try:
+                yield
+            finally:
+                self.tap.flush()
         finally:
-            self.tap.flush()
             self.tap.suspended -= 1
-            self.is_probing = False
+            self.is_probing = outside
 
     def summary(self) -> dict[str, float | int]:
         """Counts of forwards and removals, and means over all of them by name (`MEASURED`)."""
