@@ -132,10 +132,13 @@ def test_a_backward_pass_is_known_from_inside():
         @staticmethod
         def backward(ctx, grad):
             seen.append(compat.in_backward())
+            nodes.append(compat.graph_node())
             return grad * 2
 
+    nodes = [compat.graph_node()]
     Probe.apply(torch.ones(1, requires_grad=True)).sum().backward()
     assert seen == [False, True] and not compat.in_backward()
+    assert nodes[0] == nodes[1] < compat.graph_node()
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from packaging.version import Version
 from probed import IDS, padding
 from torch.testing import assert_close
 
-from sinklab.core.instrument import BlockKeys, Edit, intervene
+from refusals import refusing
+from sinklab.core.instrument import BlockKeys, Edit, intervene, trace
 from sinklab.core.registry import interventions
 from sinklab.lab.measures import MaskPositions, MaskSinks, WindowAttention
 from sinklab.lab.scoring import ClipChannel, removal_table
@@ -150,3 +151,27 @@ def test_checkpointed_gradients_are_those_of_the_edited_model(edit):
         logs.append(log)
     assert_close(grads[0], grads[1])
     assert len(logs[0].removals) == len(logs[1].removals) and logs[1].forwards == 2
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_layers_of_another_forward_than_the_last_are_not_edited_in_a_backward_pass(use_reentrant):
+    model = checkpointed(llama(), use_reentrant)
+    model.get_input_embeddings().weight.requires_grad_()
+    before = model(IDS).logits.sum()
+    with trace(model) as recording:
+        before.backward(retain_graph=True)
+        model(IDS)
+    assert recording.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    with intervene(model, MaskSinks(2, when="now")):
+        first, last = (model(ids).logits.sum() for ids in (IDS, OTHER))
+        for loss in (before, first):
+            with refusing("last forward"):
+                loss.backward()
+        last.backward()
+
+
+def test_a_layer_that_runs_twice_in_a_forward_is_not_edited_in_a_backward_pass():
+    model = checkpointed(llama())
+    model.model.layers[1] = model.model.layers[0]
+    with refusing("of a layer alone"), intervene(model, MaskSinks(2, when="now")):
+        model(IDS, use_cache=False).logits.sum().backward()

@@ -39,6 +39,16 @@ def in_backward() -> bool:
     return _C._current_graph_task_id() != -1
 
 
+def graph_node() -> int:
+    """Number of the node of a graph where this thread's backward pass is, else of the next one that
+    it makes: forwards make nodes of rising numbers.
+    """
+    node = _C._current_autograd_node()
+    if node is None:
+        return torch.autograd._get_sequence_nr()
+    return node._sequence_nr()
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling this module runs code of torch.compile."""
     if "_orig_mod" in module._modules or module._compiled_call_impl is not None:

@@ -190,7 +190,8 @@ class Tap:
         """The call that the module at this path makes with these arguments (`read_call`), with the
         number of added sinks in front of its keys. `shared` is what layers find of a mask.
         """
-        self.layers.setdefault(layer, len(self.layers))
+        if not in_backward():
+            self.layers.setdefault(layer, len(self.layers))
         call = read_call(layer, self._modules[path], given, shared, self)
         visibility = call.visibility
         if visibility.running is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.core.attention.received import of_heads
+from sinklab.core.compat import graph_node
 from sinklab.core.errors import Checked, check_tensor, limited
 from sinklab.core.instrument.call import Call, Choice, real_queries_B1
 from sinklab.core.instrument.edits.dose import MEASURED
@@ -118,6 +119,8 @@ class Editor(Listener):
         self.effects: dict[str, Effect] = {}
         """Effects in it, by layer."""
         self.removing: dict[str, Tensor] = {}
+        # nodes of the graph before the first are of other forwards than the one remembered
+        self.first_node = self.next_node = graph_node()
 
     def draw(self, shape: Sequence[int]) -> Tensor:
         """Numbers of a shape, uniform in [0, 1), by the seed of the edit: on the CPU, so that it
@@ -128,7 +131,9 @@ class Editor(Listener):
         return torch.rand(tuple(shape), generator=self._generator)
 
     def begin(self) -> None:
+        first = self.next_node
         self.discard()
+        self.first_node = first
         self.step, self.slot = divmod(self.count, self.forwards_per_step)
         self.intervention.begin()
 
@@ -162,11 +167,18 @@ class Editor(Listener):
     def here(self, call: Call) -> Call | None:
         """The call with the heads to edit, the step and the memory of its layer; None if the layer
         is not edited. Raises ValueError for a head that is not there, and for a negative layer
-        before they can be counted.
+        before they can be counted, and for a replay of another forward than the last.
         """
         scope = self.scope
         log = self.log
         layer = call.layer
+        if call.is_replay and (graph_node() < self.first_node or f"{layer}#2" in self.tap.layers):
+            raise ValueError(
+                f"{self.label}: a backward pass runs {layer or 'the model'} again (gradient "
+                "checkpointing), and what was edited is remembered of the last forward of a layer "
+                "alone: call backward after each forward, inside the block, or leave checkpointing "
+                "out"
+            )
         if scope.total is None:
             scope.total = log.layer_count
         last = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
@@ -236,6 +248,7 @@ class Editor(Listener):
         self.effects[before.layer] = Effect(heads, columns_BHM, numbers)
 
     def finish(self) -> None:
+        self.next_node = graph_node()
         if self.log.is_probing:
             self.clean |= self.memory
             return
