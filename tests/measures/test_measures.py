@@ -162,6 +162,20 @@ def test_drift_from_step_to_step():
     assert (key[1, :, 0].max(1).argmax(-1) == 5).all()
 
 
+def test_drift_is_from_the_first_forward_of_a_step_to_that_of_the_next():
+    model, found = llama(), []
+    for others in (0, 1):
+        with torch.no_grad(), trace(model, ("drift",)) as recording:
+            for step in range(3):
+                model((IDS + step) % 50)
+                # as the second forward of guidance
+                for _ in range(others):
+                    model(IDS.flip(1))
+                recording.mark()
+        found.append(recording.array("drift"))
+    assert_allclose(*found)
+
+
 def test_a_query_reads_its_neighbours_and_the_sinks_alone():
     model = llama()
     edit = BlockKeys(Others(TopKeys(2)), beyond=2, when="now")

@@ -42,7 +42,7 @@ class Recorder(Listener):
     """Whether a query predicts the next position, whose state is its own."""
     exact: bool
     memory: dict[tuple[str, str], dict[Any, Any]] = field(default_factory=dict)
-    """Kept by statistics, by label and layer."""
+    """Kept by statistics, by label and layer, of forwards that ended."""
     probing: int = 0
     """Number of `InterventionLog.probing` blocks around the trace."""
     marked: list[ForwardRecord] = field(default_factory=list)
@@ -55,6 +55,8 @@ class Recorder(Listener):
         self.reads = {name for one in self.statistics.values() for name in one.reads}
         of_states = [label for label, one in self.statistics.items() if one.of_states]
         self.of_states = next(iter(of_states), "")
+        self.memory_of_first = {**self.memory}
+        """The same after the first of all forwards."""
 
     @property
     def steps(self) -> list[ForwardRecord]:
@@ -76,6 +78,10 @@ class Recorder(Listener):
                 "mark() ends a step, but no forward came since the last mark: mark once a step"
             )
         first = self.pending[0]
+        if not self.marked:
+            # until then each forward was taken for a step
+            self.memory.clear()
+            self.memory |= self.memory_of_first
         first.step = step
         first.forwards = len(self.pending)
         self.marked.append(first)
@@ -83,6 +89,7 @@ class Recorder(Listener):
 
     def begin(self) -> None:
         self._open = None
+        self._kept: dict[tuple[str, str], dict[Any, Any]] = {}
         if self.tap.suspended > self.probing:
             return
         number = len(self.marked or self.pending)
@@ -144,7 +151,9 @@ class Recorder(Listener):
             if one.of_states != isinstance(view, StatesView):
                 continue
             if isinstance(view, Call):
-                view = view.within(memory=self.memory.setdefault((label, layer), {}))
+                key = label, layer
+                kept = self._kept.setdefault(key, {**self.memory.get(key, {})})
+                view = view.within(memory=kept)
             value = one.measure(view)
             axes = [axis for axis in one.axes if axis != "layer"]
             remedy = f"correct its `axes`, {axes} for each layer, or its `measure`"
@@ -192,6 +201,9 @@ class Recorder(Listener):
         # while the device is still at this forward, the last one's numbers are there
         for last in (self.pending or self.marked)[-1:]:
             last.settle()
+        self.memory |= self._kept
+        if not (self.pending or self.marked):
+            self.memory_of_first = {**self.memory}
         self.pending.append(frame)
 
     def discard(self) -> None:
