@@ -43,7 +43,7 @@ def graph_node() -> int:
     """Number of the node of a graph where this thread's backward pass is, else of the next one that
     it makes: forwards make nodes of rising numbers.
     """
-    node = _C._current_autograd_node()
+    node: Any = _C._current_autograd_node()
     if node is None:
         return torch.autograd._get_sequence_nr()
     return node._sequence_nr()
