@@ -1,5 +1,5 @@
-"""Bigram-Backcopy: the source against enumeration, what is measured against plain computations, the
-sink that a causal twin grows, and what may be said of it.
+"""Bigram-Backcopy: the source against enumeration, what is measured against plain computations, and
+what may be said of it.
 """
 
 import itertools
@@ -154,24 +154,6 @@ def test_what_is_measured_is_what_a_plain_computation_gives():
 
 
 @pytest.mark.slow
-def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
-    source = Source(4)
-    plain = study.new_model(source, "plain", 1).state_dict()
-    for variant in ("sink", "zero", "gate", "logit"):
-        other = study.new_model(source, variant, 1).state_dict()
-        assert all(torch.equal(other[name], weight) for name, weight in plain.items())
-        assert len(other) > len(plain)
-    causal, converted, diffusion = (
-        study.trained(source, objective, "plain", 1, 2).state_dict()["lm_head.weight"].clone()
-        for objective in ("causal", "converted", "diffusion")
-    )
-    assert not torch.equal(converted, diffusion) and not torch.equal(converted, causal)
-    # what is trained on is a copy
-    again = study.trained(source, "causal", "plain", 1, 2).state_dict()["lm_head.weight"]
-    assert torch.equal(causal, again)
-
-
-@pytest.mark.slow
 def test_the_smallest_run_measures_every_model_and_goes_on_where_it_stopped(
     tmp_path, monkeypatch, capsys
 ):
@@ -252,44 +234,3 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(d
     assert count["verdict"] == "more" and count["mean"] == pytest.approx(0.2)
     assert dosed["verdict"].startswith(equal)
     assert dosed["mean"] == pytest.approx(mean, abs=1e-9, nan_ok=True)
-
-
-@pytest.mark.slow
-def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says(monkeypatch):
-    arms = [arm for arm in study.ARMS if arm[0] == "steps" and arm[2] == 2]
-    monkeypatch.setattr(study, "ARMS", arms)
-    source = Source(2)
-    for objective in ("causal", "diffusion"):
-        model = study.trained(source, objective, "plain", 1, 2)
-        rows = rows_of(source, objective, 3)
-        with torch.no_grad():
-            found = study.masked(model, rows, 5, 3)[1:]
-            if objective == "causal":
-                logits = model(rows.ids_BS, causal=True).logits[:, 23:-1]
-                costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[:, 24:, None])
-            else:
-                drawn = torch.rand(3, 24, generator=torch.Generator().manual_seed(5))
-                costs = []
-                for row, places in zip(rows.ids_BS, 24 + drawn.argsort(1), strict=True):
-                    noisy = row.clone()
-                    noisy[24:] = source.tokens + 1
-                    for place in places:
-                        chances = model(noisy[None]).logits[0, place].log_softmax(-1)
-                        costs.append(-chances[row[place]])
-                        noisy[place] = row[place]
-                costs = torch.stack(costs)
-        assert [cell["protocol"] for cell in found[1:]] == [*study.PROTOCOLS]
-        assert found[0]["loss"] == pytest.approx(float(costs.mean()), rel=1e-5)
-        assert all(0 < cell["removed"] < 1 for cell in found[1:] if cell["protocol"] != "rule")
-        assert found[2]["keys"] == pytest.approx(2) and found[2]["overlap"] == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token():
-    """The precondition of any contrast: one layer, a mean weight above 0.3 on position 0."""
-    source = Source(0)
-    model = study.trained(source, "causal", "plain", 1, 200)
-    rows = rows_of(source, "causal", 128, study.MEASURED)
-    with torch.no_grad():
-        assert max(head["first"] for head in study.heads(model, rows)) > study.WEIGHT
-        assert study.scored(model, source, rows)["over"] < study.NEAR

@@ -155,37 +155,6 @@ def test_a_probe_reads_what_was_planted_and_nothing_else(study, told):
     assert np.isnan([row["low"], row["high"]]).all()
 
 
-def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside(study):
-    rng = np.random.default_rng(0)
-    x, y, text = planted(rng, 10, rows=6, size=5, told=True)
-    fold_G = np.arange(10) % 4
-    fold = fold_G[text]
-
-    def fit(rows, at, penalty):
-        centred = x[rows] - x[rows].mean(0)
-        gram = centred.T @ centred / rows.sum() + penalty * np.eye(5)
-        weight = np.linalg.solve(gram, centred.T @ (y[rows] - y[rows].mean(0)) / rows.sum())
-        return y[rows].mean(0) + (x[at] - x[rows].mean(0)) @ weight
-
-    top = 0.0
-    for test in range(4):
-        errors = [
-            sum(
-                np.square(
-                    fit((fold != test) & (fold != inner), fold == inner, one) - y[fold == inner]
-                ).sum()
-                for inner in range(4)
-                if inner != test
-            )
-            for one in study["PENALTIES"]
-        ]
-        best = study["PENALTIES"][int(np.argmin(errors))]
-        top += np.square(fit(fold != test, fold == test, best) - y[fold == test]).sum()
-    bottom = sum(np.square(y[fold != test].mean(0) - y[fold == test]).sum() for test in range(4))
-    score = study["ridge_scores"](x, {("position", "true"): y}, text, fold_G)["position", "true"]
-    assert score.values(np.ones((1, 10)))[0] == pytest.approx(1 - top / bottom, abs=1e-9)
-
-
 def test_skill_is_measured_from_the_most_frequent_answer(study):
     answer, text = np.array([0] * 40 + [1] * 20), np.arange(60) % 10
     x = answer[:, None] + 0.01 * np.random.default_rng(0).standard_normal((60, 3))

@@ -88,8 +88,8 @@ class Train(Command):
         if self.variant is not None:
             names |= {name for fields in VARIANTS.values() for name in fields}
         if self.recipe != DEFAULT:
-            own, usual = vars(self.settings), vars(recipe(DEFAULT))
-            names |= {name for name in own if own[name] != usual[name]}
+            usual = vars(recipe(DEFAULT))
+            names |= {name for name, own in vars(self.settings).items() if own != usual[name]}
         return names
 
     def run(self) -> None:

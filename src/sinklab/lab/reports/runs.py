@@ -98,7 +98,10 @@ def as_shown(
 def left_out(sources: Runs, shown: Iterable[Reader]) -> list[Run]:
     """Runs of the kinds `BESIDE` that were given and add nothing to those shown."""
     given: Any = [sources] if isinstance(sources, Run | Reader) else sources
-    used = [run for one in shown for run in (one.run, *getattr(one, "beside", {}).values())]
+    used = [one.run for one in shown]
+    for one in shown:
+        if isinstance(one, Study):
+            used += one.beside.values()
     return [run for run in map(run_of, given) if not any(run is one for one in used)]
 
 

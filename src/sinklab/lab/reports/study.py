@@ -313,7 +313,8 @@ def beside_of(study: Run, runs: Sequence[Run]) -> dict[str, Run]:
         one, other = study.info.model, run.info.model
         weights = one.get("weights_sha256"), other.get("weights_sha256")
         if one.get("name") == other.get("name") and (None in weights or weights[0] == weights[1]):
-            kind, how = run.info.kind, run.info.settings
+            kind = run.info.kind
+            how = run.info.settings
             if kind == "curve" and how.get("by", "model") != "model":
                 kind = "map"
             elif kind == "curve" and (how.get("beta") or how.get("layers") or not _has_top(run)):

@@ -74,7 +74,8 @@ def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Conte
     """
     task = requests[0].task_name
     progress.stage(task)
-    done, began = 0.0, time.monotonic()
+    done = 0.0
+    began = time.monotonic()
 
     def tick(more: float) -> None:
         nonlocal done

@@ -261,7 +261,8 @@ def _map_lines(one: Reader) -> list[dict[str, str]]:
     """The greatest cost, the attention that the keys held, and how many cells cost and help, for
     each number of keys.
     """
-    curve, lines = _Curve(one), list[dict[str, str]]()
+    curve = _Curve(one)
+    lines = list[dict[str, str]]()
     for k in curve.levels:
         if k > 0:
             lines += _of_cells(one, curve, k)
@@ -269,7 +270,8 @@ def _map_lines(one: Reader) -> list[dict[str, str]]:
 
 
 def _of_cells(one: Reader, curve: _Curve, k: float) -> list[dict[str, str]]:
-    run, unit = one.run, one.run.info.settings["by"]
+    run = one.run
+    unit = run.info.settings["by"]
 
     def of_keys(table: pd.DataFrame) -> pd.DataFrame:
         wanted = (table["layer"] >= 0) & (table["control"] == curve.main) & (table["k"] == k)
