@@ -175,7 +175,7 @@ def test_what_a_newcomer_would_ask_is_said():
 
 def model(name, exist, mobility_S):
     answers = [Answer("exist", exist, ""), Answer("stay", "", ""), Answer("cost", "", "")]
-    return Answers(name, tuple(answers)), mobility_S, [*"abcdefgh"][: len(mobility_S)]
+    return Answers(name, tuple(answers)), mobility_S, [*"abcdefgh"]
 
 
 def test_models_are_compared_once_both_have_strong_sinks():
