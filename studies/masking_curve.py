@@ -41,6 +41,7 @@ def tables() -> None:
     for over, stem in {"count": "masking_curve", "mass": "masking_curve_mass"}.items():
         axes = figures.masking_curve(runs, over=over)
         axes.set_yscale("symlog", linthresh=1e-3)
+        axes.yaxis.set_major_formatter("{x:g}")
         write_figure(axes, RESULTS / stem, ("png",))
     (RESULTS / "masking_curve.md").unlink()  # masking_curve.csv has all of it
     found: dict[str, Any] = {
