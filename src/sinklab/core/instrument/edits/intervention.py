@@ -166,7 +166,8 @@ def intervene(
     Edits apply in the order given, those of an outer block first, each to the call that the one
     before it left. Every run of `denoise` starts afresh; in a loop of your own call `log.reset()`
     when a new sequence or batch begins. An edit that removed nothing (no key passed its rule) is a
-    result; one that never could (a closed loop over a single step) is an error.
+    result; one that never could (a closed loop over a single step) is an error. A backward pass
+    that runs layers again (gradient checkpointing) belongs inside the block.
 
     Args:
         model: a module, or what has `as_module()`.
