@@ -15,7 +15,7 @@ from curves import costed, curve, planted, write_curve
 from pictures import page_with
 from sinklab.lab.cli import main
 from sinklab.lab.records import RunWriter, open_run
-from sinklab.lab.reports import answers, as_studies, report
+from sinklab.lab.reports import answers, as_studies
 from sinklab.lab.short_road.runs import open_run as open_short
 
 SAMPLES = 8
@@ -203,7 +203,8 @@ def test_a_curve_of_something_else_is_left_out_and_the_page_says_so(how, make_st
     aside = write_curve(tmp_path / "aside" / "plain", planted(0.1, arms), **how)
     (found,), _ = answers([trace, aside])
     assert found["cost"].word == "not measured"
-    page = report([trace, aside], tmp_path / "page", tables=False).read_text("utf-8")
+    cli(f"report {trace.path} {aside.path} --out {tmp_path}/page --no-tables")
+    page = (tmp_path / "page/report.html").read_text("utf-8")
     assert f"{aside.path} is left out: no run here is of its model" in page
 
 

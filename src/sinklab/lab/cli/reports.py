@@ -76,7 +76,7 @@ class Report(Command):
 
     def run(self) -> None:
         from sinklab.lab.reports.build import report as build
-        from sinklab.lab.reports.runs import as_shown
+        from sinklab.lab.reports.runs import as_shown, left_out
         from sinklab.lab.reports.tables import compare
 
         if not self.runs:
@@ -84,7 +84,8 @@ class Report(Command):
                 "report needs at least one run folder; make one with `sinklab trace` or `sinklab "
                 "train`"
             )
-        read = as_shown(_opened(self.runs), rule=self.sink_rule)
+        runs = _opened(self.runs)
+        read = as_shown(runs, rule=self.sink_rule)
         is_study = read[0].run.info.kind == "study"
         with working() as progress:
             progress.stage("reading the runs")
@@ -95,7 +96,7 @@ class Report(Command):
                 _show_table(compare(*read))
         with working() as progress:
             progress.stage("drawing the page")
-            page = build(read, self.out, tables=self.tables)
+            page = build([*read, *left_out(runs, read)], self.out, tables=self.tables)
         say(f"report: {page}")
 
 

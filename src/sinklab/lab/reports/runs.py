@@ -91,7 +91,8 @@ def as_shown(
     shown = []
     for source, run, name, same in zip(given, runs, names, alike, strict=True):
         one = reader(run, name, same, **how) if isinstance(source, Run) else source
-        shown.append(replace(one, beside=beside_of(run, extra)) if extra else one)
+        more = beside_of(run, extra)
+        shown.append(replace(one, beside={**one.beside, **more}) if more else one)
     return shown
 
 

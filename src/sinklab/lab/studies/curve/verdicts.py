@@ -114,7 +114,8 @@ class _Curve:
             weight, k = f" at {percent(level)} of the weight", self.settings["ks"][-1]
         count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
         if self.layers:
-            weight += f" in layers {', '.join(map(str, self.layers))} alone"
+            named = "layer" if len(self.layers) == 1 else "layers"
+            weight += f" in {named} {', '.join(map(str, self.layers))} alone"
         if self.rule is None:
             return f"the {count}most attended {key}{weight}"
         return f"at most {k:g} {key} that {rule_name(self.rule)} calls sinks{weight}"
