@@ -114,7 +114,7 @@ class _Curve:
             weight, k = f" at {percent(level)} of the weight", self.settings["ks"][-1]
         count, key = ("", "key") if k == 1 else (f"{k:g} ", "keys")
         if self.layers:
-            named = "layer" if len(self.layers) == 1 else "layers"
+            named = {1: "layer"}.get(len(self.layers), "layers")
             weight += f" in {named} {', '.join(map(str, self.layers))} alone"
         if self.rule is None:
             return f"the {count}most attended {key}{weight}"
