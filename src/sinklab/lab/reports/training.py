@@ -22,23 +22,17 @@ FREE = frozenset(
     {
         "seed",
         "out",
-        "threads",
         "compile",
         "gradient_checkpointing",
-        "head_chunk",
         "micro_batch",
         "log_every",
         "save_every",
-        "keep",
         "monitor_every",
-        "monitor_rows",
     }
 )
 
 
-OF_VARIANT = frozenset(
-    {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"}
-)
+OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "init_from"})
 """Settings that make a variant, or follow from it: runs of one experiment may differ in these."""
 
 

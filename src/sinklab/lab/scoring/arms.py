@@ -249,14 +249,14 @@ class _Total:
         found: dict[str, Any] = {}
         for name, (total_T, known_T) in self.doses.items():
             found[name] = float(total_T[text] / known_T[text])
+        shares = {name: float(share_T[text] / masks) for name, share_T in self.shares.items()}
         if is_clean:
             found |= dict.fromkeys(("keys", "held", "removed"), 0.0)
-        shares = {name: float(share_T[text] / masks) for name, share_T in self.shares.items()}
-        if not is_clean:
+        else:
             shares |= dict.fromkeys(("strongest", "strong"), math.nan)
-        if not is_clean and not self.is_edited:
-            # an edit of hidden states takes no key away, and notes nothing
-            shares["regrown"] = math.nan
+            if not self.is_edited:
+                # an edit of hidden states takes no key away, and notes nothing
+                shares["regrown"] = math.nan
         most = Counter(self.grown_at[text]).most_common(1)
         return found | shares | {"grown_at": float(most[0][0]) if most else math.nan}
 

@@ -95,7 +95,7 @@ def contents(model: SinklabLM, requests: list[Any], progress: Progress) -> Conte
     return Contents({"answers": rows})
 
 
-def whole(model: SinklabLM) -> float:
+def time_of_all(model: SinklabLM) -> float:
     """Seconds that all documents of the tasks take at the rate of those that were answered here; 0
     if there is no rate, or no limit.
     """
@@ -142,9 +142,10 @@ def conclude(work: Work) -> None:
     for name, rows in {"scores": scores, "samples": samples, "doses": dose_rows(model)}.items():
         if rows:
             work.run.table(name, rows)
-    if seconds := whole(model):
-        left = timedelta(seconds=math.ceil(seconds))
-        work.progress.note(f"at this rate the whole takes {left}")
+    seconds = time_of_all(model)
+    if seconds:
+        time_needed = timedelta(seconds=math.ceil(seconds))
+        work.progress.note(f"at this rate the whole takes {time_needed}")
 
 
 def score(folder: str | Path) -> list[str]:

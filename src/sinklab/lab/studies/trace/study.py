@@ -123,9 +123,16 @@ class StudySettings(DecodingSettings):
         keys: Any = (tuple(map(int, text.split(":"))) for text in self.maps)
         return tuple(keys)
 
+    @property
+    def has_every_canvas(self) -> bool:
+        """Whether a control could follow the recorded canvases: a cache is followed step by
+        step.
+        """
+        return self.every == 1 or self.values()["cache"] is None
+
     def check_controls(self) -> None:
         """Raises ValueError if no control could follow the recorded canvases."""
-        if self.values()["cache"] is not None and self.every > 1:
+        if not self.has_every_canvas:
             raise ValueError(
                 f"controls follow a cache step by step, but with cache={self.cache} only "
                 "some steps are recorded; leave out every, or the cache, or the twins"
@@ -216,8 +223,7 @@ class Trace(Study):
         reading, path = reading_words(runs[0].info.model), shlex.quote(str(runs[0].path))
         again = f"sinklab trace {reading} --config {path} --out"
         lines = [f"next: sinklab report {path}"]
-        follows_all = settings.every == 1 or settings.values()["cache"] is None
-        if "twins" not in runs[0].tables and follows_all:
+        if "twins" not in runs[0].tables and settings.has_every_canvas:
             lines.append(
                 f"controls of every number, with shuffled and with fresh weights: {again} {path} "
                 "--twin"
